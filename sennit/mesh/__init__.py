@@ -1,0 +1,7 @@
+"""The device mesh, its axes and the named collectives over them."""
+
+from sennit.mesh import collectives
+from sennit.mesh.axis import Axis
+from sennit.mesh.mesh import DIMENSIONS, Mesh, build_mesh
+
+__all__ = ["DIMENSIONS", "Axis", "Mesh", "build_mesh", "collectives"]

@@ -1,0 +1,219 @@
+"""Named collectives: every communication of a forward or backward pass is one of these functions.
+
+Each pairs a forward with its transpose. Layer code calls them by name at the place where the communication arises,
+always as `collectives.<name>(...)`, so that cost is visible there and a test can replace any single one of them.
+
+| function | forward | backward | used for |
+| --- | --- | --- | --- |
+| copy_to | identity | all-reduce | entering a tensor-parallel region from a replicated activation |
+| reduce_from | all-reduce | identity | leaving it again |
+| gather_sequence | all-gather | reduce-scatter | entering from a sequence-sharded activation |
+| scatter_sequence | reduce-scatter | all-gather | leaving to a sequence-sharded activation |
+| split_sequence | slice | all-gather | replicated activation to sequence shards |
+| replicated_weight | identity | all-reduce | a replicated weight that each rank applies to another part of the data |
+| gather_last | all-gather | slice | full logits for sampling |
+| all_reduce_sum, all_reduce_max | all-reduce | none | statistics outside autograd |
+
+Over an axis of size 1 all of them return their input.
+
+`spmd_typecheck` states each function's type for the package `spmd-types`, which the tests use to prove that no
+gradient is forgotten or counted twice; its words: R replicated with a partial gradient, I replicated with a complete
+gradient, V different on every rank, P a partial sum. The package is not needed to run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sennit.mesh.axis import Axis
+
+# torch 2.13 renamed these and warns about the old names, which later releases may drop.
+_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
+    out = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(out, group=axis.group)
+    return out
+
+
+def _all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """[.., n, ..] on each rank -> [.., size * n, ..] with the ranks' parts in order along `dim`."""
+    dim = dim % x.dim()
+    parts = x.new_empty((axis.size, *x.shape))
+    _gather_into(parts.view(axis.size * x.shape[0], *x.shape[1:]), x.contiguous(), group=axis.group)
+    if dim == 0:
+        return parts.flatten(0, 1)
+    return parts.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def _reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """Sum over the ranks of [.., size * n, ..]; this rank keeps its own [.., n, ..]."""
+    dim = dim % x.dim()
+    parts = x.unflatten(dim, (axis.size, x.shape[dim] // axis.size)).movedim(dim, 0).contiguous()
+    out = x.new_empty(parts.shape[1:])
+    _scatter_into(out, parts.view(axis.size * out.shape[0], *out.shape[1:]), group=axis.group)
+    return out
+
+
+def _slice(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    size = x.shape[dim] // axis.size
+    return x.narrow(dim, axis.rank * size, size)
+
+
+class _CopyTo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _all_reduce(grad, ctx.axis), None
+
+    @staticmethod
+    def spmd_typecheck(*, x: Tensor, axis: Axis) -> Any:
+        from spmd_types import I, R, rules
+
+        return rules.reinterpret(x, axis.group, src=I, dst=R)
+
+
+class _ReduceFrom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        return _all_reduce(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+    @staticmethod
+    def spmd_typecheck(*, x: Tensor, axis: Axis) -> Any:
+        from spmd_types import I, P, rules
+
+        return rules.all_reduce(x, axis.group, src=P, dst=I)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int) -> Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return _all_gather(x, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _reduce_scatter(grad, ctx.axis, ctx.dim), None, None
+
+    @staticmethod
+    def spmd_typecheck(*, x: Tensor, axis: Axis, dim: int) -> Any:
+        from spmd_types import R, S, rules
+
+        return rules.all_gather(x, axis.group, src=S(dim), dst=R)
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int) -> Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return _reduce_scatter(x, axis, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _all_gather(grad, ctx.axis, ctx.dim), None, None
+
+    @staticmethod
+    def spmd_typecheck(*, x: Tensor, axis: Axis, dim: int) -> Any:
+        from spmd_types import P, S, rules
+
+        return rules.reduce_scatter(x, axis.group, src=P, dst=S(dim))
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int) -> Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return _slice(x, axis, dim).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _all_gather(grad, ctx.axis, ctx.dim), None, None
+
+    @staticmethod
+    def spmd_typecheck(*, x: Tensor, axis: Axis, dim: int) -> Any:
+        from spmd_types import I, S, rules
+
+        return rules.convert(x, axis.group, src=I, dst=S(dim))
+
+
+def copy_to(x: Tensor, axis: Axis) -> Tensor:
+    """Return `x` [..]; its gradient is summed over `axis`. For a replicated input of column-parallel layers."""
+    return x if axis.size == 1 else _CopyTo.apply(x, axis)
+
+
+def replicated_weight(weight: Tensor, axis: Axis) -> Tensor:
+    """Return `weight` [..]; its gradient is summed over `axis`.
+
+    For a weight that is stored whole on every rank but applied to this rank's tokens, heads or rows only. Whether a
+    gradient is partial follows from how the weight is used, so the call stands where it is used.
+    """
+    return weight if axis.size == 1 else _CopyTo.apply(weight, axis)
+
+
+def reduce_from(x: Tensor, axis: Axis) -> Tensor:
+    """Return the sum of `x` [..] over `axis`; the gradient passes unchanged."""
+    return x if axis.size == 1 else _ReduceFrom.apply(x, axis)
+
+
+def gather_sequence(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
+    """[b, s/size, h] -> [b, s, h] in rank order; the gradient is reduce-scattered."""
+    return x if axis.size == 1 else _Gather.apply(x, axis, dim)
+
+
+def scatter_sequence(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
+    """Partial sums [b, s, h] -> this rank's part [b, s/size, h] of their sum; the gradient is gathered."""
+    return x if axis.size == 1 else _Scatter.apply(x, axis, dim)
+
+
+def split_sequence(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
+    """Replicated [b, s, h] -> this rank's part [b, s/size, h]; the gradient is gathered."""
+    return x if axis.size == 1 else _Split.apply(x, axis, dim)
+
+
+@torch.no_grad()
+def gather_last(x: Tensor, axis: Axis) -> Tensor:
+    """[.., v/size] -> [.., v], outside autograd (sampling)."""
+    return x if axis.size == 1 else _all_gather(x, axis, -1)
+
+
+@torch.no_grad()
+def all_reduce_sum(x: Tensor, axis: Axis) -> Tensor:
+    """Return the sum of `x` over `axis`, outside autograd."""
+    return x if axis.size == 1 else _all_reduce(x, axis)
+
+
+@torch.no_grad()
+def all_reduce_max(x: Tensor, axis: Axis) -> Tensor:
+    """Return the element-wise maximum of `x` over `axis`, outside autograd."""
+    if axis.size == 1:
+        return x
+    out = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(out, op=dist.ReduceOp.MAX, group=axis.group)
+    return out
+
+
+__all__ = [
+    "all_reduce_max",
+    "all_reduce_sum",
+    "copy_to",
+    "gather_last",
+    "gather_sequence",
+    "reduce_from",
+    "replicated_weight",
+    "scatter_sequence",
+    "split_sequence",
+]

@@ -1,0 +1,1 @@
+"""The training loop, optimizers, schedules and what a run records."""

@@ -1,0 +1,299 @@
+"""`sennit train`: one run from recipe to report, on every rank."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from sennit.device import Device, get_device
+from sennit.mesh import Mesh, build_mesh
+from sennit.train.checkpointing import resume_run, save_run
+from sennit.train.environment import environment
+from sennit.train.run_log import RunLog
+from sennit.train.trainer import StepRecord, Trainer
+
+if TYPE_CHECKING:
+    from sennit.data import DataBundle
+    from sennit.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(slots=True)
+class Job:
+    """The processes of a run as this one sees them."""
+
+    device: Device
+    mesh: Mesh
+    checkpoint_group: Any
+    rank: int
+    world_size: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes logs, metrics and reports."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+def start_job(recipe: Recipe) -> Job:
+    """Join the job described by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (one process without them)."""
+    device = get_device()
+    world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    device.prepare_rank(local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    group = None
+    if world_size > 1:
+        dist.init_process_group(device.comm_backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+        from sennit.checkpoint import new_checkpoint_group
+
+        group = new_checkpoint_group()
+    p = recipe.parallel
+    mesh = build_mesh(
+        device_type=device.torch_type, pp=p.pp, dp_replicate=p.dp_replicate, dp_shard=p.dp_shard, cp=p.cp, tp=p.tp
+    )
+    return Job(device, mesh, group, rank, world_size)
+
+
+def run(recipe: Recipe, *, json_output: bool = False) -> dict[str, Any]:
+    """Train `recipe` (checked and resolved for this world size) to its last step and return the summary.
+
+    Collective: every rank calls it. Rank 0 writes the run directory, prints progress to stderr, the closing sample
+    and, with `json_output`, the summary as one JSON document to stdout.
+    """
+    started = time.time()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    job = start_job(recipe)
+    try:
+        summary = _run(recipe, job, started)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    if job.is_main and json_output:
+        json.dump(summary, sys.stdout)
+        sys.stdout.write("\n")
+    return summary
+
+
+def _run(recipe: Recipe, job: Job, started: float) -> dict[str, Any]:
+    from sennit.data import build_loaders
+
+    run_dir = Path(recipe.run.dir or f"runs/{recipe.run.name}")
+    bundle = build_loaders(recipe, main_rank=job.is_main, barrier=job.barrier)
+    trainer = build_trainer(recipe, job, bundle)
+    resumed_from = resume_run(trainer, run_dir, job.checkpoint_group, bundle.fingerprint)
+    if resumed_from is None and recipe.model.init_from:
+        from sennit.models.hf import init_weights
+
+        init_weights(trainer, recipe.model.init_from)
+    if job.is_main:
+        write_run_files(run_dir, recipe, job, trainer, bundle)
+    log = RunLog(
+        run_dir,
+        active=job.is_main,
+        start_step=trainer.step,
+        total_steps=recipe.train.steps,
+        tensorboard=recipe.log.tensorboard,
+    )
+    try:
+        if resumed_from is not None:
+            log.message(f"resumed from {resumed_from}")
+            log.write("resume", step=trainer.step, **{"from": str(resumed_from)})
+        totals = Totals(trainer, job, peak_flops(job, recipe))
+        train_loop(trainer, job, log, totals, run_dir, bundle)
+        finish(trainer, job, log, totals, bundle)
+    finally:
+        log.close()
+    summary = totals.summary(run_dir, bundle, started)
+    if job.is_main:
+        closing(run_dir, summary)
+    return summary
+
+
+def build_trainer(recipe: Recipe, job: Job, bundle: DataBundle) -> Trainer:
+    """Return the trainer of this rank."""
+    return Trainer(
+        recipe,
+        job.mesh,
+        job.device,
+        train_loader=bundle.train,
+        validation_loader=bundle.validation,
+        vocab_size=bundle.tokenizer.vocab_size,
+        byte_lengths=bundle.byte_lengths,
+    )
+
+
+def peak_flops(job: Job, recipe: Recipe) -> float | None:
+    """Return the peak rate of all ranks together in the run's dtype, FLOP/s: the denominator of MFU.
+
+    Known for a listed accelerator. On a CPU it is the matrix-product rate measured on this machine (cached), for all
+    cores: local ranks share them, so it does not grow with the number of local ranks.
+    """
+    dtype = str(recipe.precision.dtype)
+    value = [job.device.peak_flops(dtype) if job.is_main else None]
+    if job.world_size > 1:
+        dist.broadcast_object_list(value, src=0)
+    if value[0] is None:
+        return None
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", str(job.world_size))) if job.device.shared_by_ranks else 1
+    return value[0] * job.world_size / sharing
+
+
+class Totals:
+    """Rates of a step and the figures of a whole run."""
+
+    def __init__(self, trainer: Trainer, job: Job, peak: float | None) -> None:
+        self.trainer, self.job, self.peak = trainer, job, peak
+        recipe = trainer.recipe
+        self._flops = trainer.config.flops_per_token(recipe.train.seq_len)
+        self._batch_tokens = recipe.train.global_batch_size * recipe.train.seq_len
+        self._first: float | None = None
+        self._last: StepRecord | None = None
+        self._seconds: list[float] = []
+        self.bits_per_byte: float | None = None
+
+    def add(self, record: StepRecord, finished: int, total_steps: int) -> dict[str, Any]:
+        """Return the metrics line of a step. The first step of a process (warm-up) is left out of the averages."""
+        self._first = record.loss if self._first is None else self._first
+        if self._last is not None:
+            self._seconds.append(record.step_seconds)
+        self._last = record
+        rate = self._batch_tokens / record.step_seconds
+        recent = self._seconds[-20:] or [record.step_seconds]
+        bits = record.loss * record.tokens / 0.6931471805599453 / record.bytes if record.bytes else None
+        return {
+            "step": finished,
+            "loss": record.loss,
+            "bits_per_byte": bits,
+            "grad_norm": record.grad_norm,
+            "lr": record.lr,
+            "tokens": self.trainer.tokens_seen,
+            "skipped": record.skipped,
+            "tokens_per_second": rate,
+            "tflops": rate * self._flops / 1e12,
+            "mfu": rate * self._flops / self.peak if self.peak else None,
+            "step_seconds": record.step_seconds,
+            "peak_memory_bytes": self.job.device.peak_memory_bytes(),
+            "seconds": record.seconds,
+            "eta_seconds": sum(recent) / len(recent) * (total_steps - finished),
+        }
+
+    def summary(self, run_dir: Path, bundle: DataBundle, started: float) -> dict[str, Any]:
+        """Return the JSON document of a run."""
+        rate = None
+        if self._seconds:
+            rate = self._batch_tokens / sorted(self._seconds)[len(self._seconds) // 2]
+        memory = self.job.device.peak_memory_bytes()
+        return {
+            "run_dir": str(run_dir),
+            "steps": self.trainer.step,
+            "loss_first": self._first,
+            "loss_last": None if self._last is None else self._last.loss,
+            "bits_per_byte": self.bits_per_byte,
+            "gzip_bits_per_byte": bundle.heldout_gzip_bits_per_byte,
+            "tokens_per_second": rate,
+            "mfu": rate * self._flops / self.peak if rate and self.peak else None,
+            "mfu_denominator_flops": self.peak,
+            "peak_memory_bytes": memory,
+            "parameters": self.trainer.config.num_parameters,
+            "train_seconds": time.time() - started,
+        }
+
+
+def train_loop(
+    trainer: Trainer, job: Job, log: RunLog, totals: Totals, run_dir: Path, bundle: DataBundle
+) -> None:
+    """Run the remaining steps with logging, evaluation, checkpoints and, on request, a profile."""
+    from sennit.train.profiling import StepProfiler
+
+    recipe = trainer.recipe
+    profiler = StepProfiler(recipe.log.profile_steps, run_dir, job.rank)
+    every_save, every_eval = recipe.checkpoint.every, recipe.train.eval_every
+    while trainer.step < recipe.train.steps:
+        with profiler.step(trainer.step):
+            record = trainer.train_step()
+        done = trainer.step
+        fields = totals.add(record, done, recipe.train.steps)
+        eta = fields.pop("eta_seconds")
+        if done % recipe.log.every == 0 or done == recipe.train.steps:
+            log.write("step", **fields)
+        log.show(done, **fields, eta_seconds=eta)
+        last = done == recipe.train.steps
+        if every_eval and done % every_eval == 0 and not last and trainer.validation_loader is not None:
+            nats, bits = trainer.evaluate(recipe.train.eval_batches)
+            log.write("eval", step=done, loss=nats, bits_per_byte=bits)
+            log.message(f"step {done}: held-out loss {nats:.4f}" + (f", {bits:.3f} bits/byte" if bits else ""))
+        if last or (every_save and done % every_save == 0):
+            log.sync()
+            saved = save_run(trainer, run_dir, job.checkpoint_group, bundle.fingerprint, bundle.tokenizer)
+            log.write("checkpoint", step=done, seconds=saved.seconds, bytes=saved.bytes, path=str(saved.path))
+
+
+def finish(trainer: Trainer, job: Job, log: RunLog, totals: Totals, bundle: DataBundle) -> None:
+    """Evaluate on all held-out data and generate a sample, after the last step."""
+    recipe = trainer.recipe
+    if trainer.validation_loader is not None:
+        batches = max(trainer.validation_loader.steps_per_epoch, 1)
+        nats, bits = trainer.evaluate(batches)
+        totals.bits_per_byte = bits
+        log.write("eval", step=trainer.step, loss=nats, bits_per_byte=bits)
+        text = f"held-out loss {nats:.4f}"
+        if bits is not None:
+            text += f", {bits:.3f} bits/byte"
+            if bundle.heldout_gzip_bits_per_byte is not None:
+                text += f" (gzip -9 on the same text: {bundle.heldout_gzip_bits_per_byte:.3f})"
+        log.message(text)
+    if recipe.log.sample_tokens:
+        from sennit.generate import sample_text
+
+        sample = sample_text(
+            trainer.model,
+            bundle.tokenizer,
+            recipe.log.sample_prompt,
+            max_new_tokens=recipe.log.sample_tokens,
+            seed=recipe.run.seed,
+        )
+        log.write("sample", step=trainer.step, prompt=recipe.log.sample_prompt, text=sample)
+        log.message(f"sample:\n{recipe.log.sample_prompt}{sample}")
+
+
+def write_run_files(run_dir: Path, recipe: Recipe, job: Job, trainer: Trainer, bundle: DataBundle) -> None:
+    """Write the resolved recipe, the environment and the tokenizer into the run directory, each atomically."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    facts = environment(job.device, job.world_size)
+    facts["parameters"] = trainer.config.num_parameters
+    for name, text in (("recipe.toml", recipe.to_toml()), ("environment.json", json.dumps(facts, indent=1))):
+        temporary = run_dir / f"{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(run_dir / name)
+    if bundle.tokenizer is not None:
+        bundle.tokenizer.save(run_dir / "tokenizer")
+
+
+def closing(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Write summary.json and the report, and say where they are."""
+    temporary = run_dir / "summary.json.tmp"
+    temporary.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+    temporary.replace(run_dir / "summary.json")
+    from sennit.report import build_report
+
+    files = build_report(run_dir)
+    print(f"report: {files.html}", file=sys.stderr)
+
+
+__all__ = ["Job", "Totals", "build_trainer", "peak_flops", "run", "start_job"]
