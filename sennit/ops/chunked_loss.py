@@ -1,0 +1,139 @@
+"""The head's product and the cross-entropy in one operator that never holds all logits.
+
+Chunks of tokens: their logits are computed, replaced in place by the gradient, multiplied into the gradients of the
+hidden state and the weight, and dropped. So the backward pass has nothing left to do but scale what forward made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sennit.mesh import Axis, collectives
+from sennit.ops import kernels
+
+CHUNK_BYTES = 64 << 20
+"""Size of the logits that exist at a time."""
+
+NATIVE_CHUNKS = 4
+"""Up to this many chunks the weight's gradient adds up in its own dtype, beyond that in float32."""
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """See `reference.linear_cross_entropy`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        vocab_size: int,
+        axis: Axis,
+        ignore_index: int,
+        label_smoothing: float,
+        z_loss: float,
+        scale: float,
+        chunk: int,
+    ) -> Tensor:
+        tokens = x.shape[0]
+        rows = chunk or max(min(CHUNK_BYTES // (weight.shape[0] * weight.element_size()), tokens), 1)
+        rows = max(-(-tokens // -(-tokens // rows)), 1) if tokens else 1
+        need_x, need_weight = ctx.needs_input_grad[:2]
+        first = axis.rank * weight.shape[0]
+        real = min(max(vocab_size - first, 0), weight.shape[0])
+        wide = torch.promote_types(x.dtype, torch.float32)
+        total = x.new_zeros((), dtype=torch.float64)
+        dx = torch.empty_like(x) if need_x else None
+        dweight = None
+        if need_weight:
+            few = -(-tokens // rows) <= NATIVE_CHUNKS
+            dweight = torch.zeros_like(weight, dtype=weight.dtype if few else wide)
+        for start in range(0, tokens, rows):
+            part = slice(start, start + rows)
+            label, inputs = labels[part], x[part]
+            logits = inputs @ weight.mT
+            top, exponentials, target, every = kernels.logit_statistics(logits, label, first, real)
+            if axis.size > 1:
+                highest = collectives.all_reduce_max(top, axis)
+                exponentials = exponentials * (top - highest).exp()
+                exponentials, target, every = collectives.all_reduce_sum(
+                    torch.stack((exponentials, target, every)), axis
+                )
+                top = highest
+            lse = exponentials.log() + top
+            losses = lse - target
+            if label_smoothing:
+                losses = losses * (1.0 - label_smoothing) + (lse - every / vocab_size) * label_smoothing
+            if z_loss:
+                losses = losses + z_loss * lse.square()
+            counted = (label != ignore_index).to(lse.dtype)
+            total += torch.where(counted > 0, losses, torch.zeros_like(losses)).sum(dtype=torch.float64)
+            if need_x or need_weight:
+                kernels.logit_gradient_(
+                    logits,
+                    label,
+                    first,
+                    real,
+                    lse,
+                    counted * scale,
+                    1.0 + 2.0 * z_loss * lse,
+                    1.0 - label_smoothing,
+                    label_smoothing / vocab_size,
+                )
+                if dx is not None:
+                    torch.mm(logits, weight, out=dx[part])
+                if dweight is not None:
+                    _accumulate(dweight, logits, inputs, first_chunk=start == 0)
+        ctx.save_for_backward(dx, None if dweight is None else dweight.to(weight.dtype))
+        return (total * scale).to(wide)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        dx, dweight = ctx.saved_tensors
+        if grad.device.type != "cpu" or float(grad) != 1.0:
+            dx = None if dx is None else dx * grad.to(dx.dtype)
+            dweight = None if dweight is None else dweight * grad.to(dweight.dtype)
+        return dx, dweight, None, None, None, None, None, None, None, None
+
+
+def _accumulate(total: Tensor, logits: Tensor, inputs: Tensor, *, first_chunk: bool) -> None:
+    """total += logits^T inputs."""
+    if total.dtype == logits.dtype:
+        torch.addmm(total, logits.mT, inputs, beta=0.0 if first_chunk else 1.0, out=total)
+    else:
+        total += logits.mT @ inputs
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    vocab_size: int,
+    axis: Axis | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    scale: float = 1.0,
+    chunk: int = 0,
+) -> Tensor:
+    """See `reference.linear_cross_entropy`. `chunk`: tokens a chunk, 0 = as many as CHUNK_BYTES of logits hold."""
+    return LinearCrossEntropy.apply(
+        x,
+        weight,
+        labels,
+        vocab_size,
+        axis or Axis("tp"),
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        scale,
+        chunk,
+    )
+
+
+__all__ = ["LinearCrossEntropy", "linear_cross_entropy"]

@@ -1,0 +1,5 @@
+"""Own C++ operators for the CPU."""
+
+
+def register_all() -> None:
+    """Register the providers."""
