@@ -11,7 +11,7 @@ from sennit import ops
 from sennit.mesh import Mesh
 from sennit.nn.config import DecoderConfig
 from sennit.nn.dropout import DropoutKey
-from sennit.nn.linear import ColumnLinear, ReplicatedHeadsLinear, RowLinear
+from sennit.nn.linear import ColumnLinear, ReplicatedHeadsLinear, RowLinear, project
 from sennit.nn.norm import RMSNorm
 from sennit.ops.documents import DocumentMask
 
@@ -63,8 +63,8 @@ class Attention(nn.Module):
         std, out_std = config.init_std, config.init_std / (2 * config.num_layers) ** 0.5
         self.wq = ColumnLinear(mesh, h, config.num_heads * d, std=std, bias=config.qkv_bias)
         if config.num_kv_heads >= tp:
-            self.wk: nn.Module = ColumnLinear(mesh, h, config.num_kv_heads * d, std=std, bias=config.qkv_bias)
-            self.wv: nn.Module = ColumnLinear(mesh, h, config.num_kv_heads * d, std=std, bias=config.qkv_bias)
+            self.wk: ColumnLinear | ReplicatedHeadsLinear = ColumnLinear(mesh, h, config.num_kv_heads * d, std=std, bias=config.qkv_bias)
+            self.wv: ColumnLinear | ReplicatedHeadsLinear = ColumnLinear(mesh, h, config.num_kv_heads * d, std=std, bias=config.qkv_bias)
         else:
             self.wk = ReplicatedHeadsLinear(mesh, h, config.num_kv_heads, d, std=std, bias=config.qkv_bias)
             self.wv = ReplicatedHeadsLinear(mesh, h, config.num_kv_heads, d, std=std, bias=config.qkv_bias)
@@ -79,7 +79,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[b, s, h] -> a partial sum [b, s, h]."""
         d = self.head_size
-        q, k, v = (w(x).unflatten(-1, (-1, d)) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (y.unflatten(-1, (-1, d)) for y in project(x, self.wq, self.wk, self.wv))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if context.caches is None:

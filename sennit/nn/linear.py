@@ -19,9 +19,13 @@ class ColumnLinear(nn.Module):
         self.weight = new_parameter(mesh, (out_features, in_features), Init("normal", std), shard=0)
         self.bias = new_parameter(mesh, (out_features,), Init("zeros"), shard=0) if bias else None
 
+    def local_parts(self) -> tuple[Tensor, Tensor | None]:
+        """Return this rank's weight [o / tp, i] and bias [o / tp]."""
+        return local(self.weight), None if self.bias is None else local(self.bias)
+
     def forward(self, x: Tensor) -> Tensor:
         """[.., i] -> this rank's [.., o / tp]."""
-        return ops.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
+        return ops.linear(x, *self.local_parts())
 
 
 class RowLinear(nn.Module):
@@ -54,9 +58,19 @@ class ReplicatedHeadsLinear(nn.Module):
     def _rows(self, weight: Tensor) -> Tensor:
         return collectives.replicated_weight(local(weight), self._tp).narrow(0, self._start, self._head_size)
 
+    def local_parts(self) -> tuple[Tensor, Tensor | None]:
+        """Return the rows [d, h] of this rank's head and their bias [d]."""
+        return self._rows(self.weight), None if self.bias is None else self._rows(self.bias)
+
     def forward(self, x: Tensor) -> Tensor:
         """[.., h] -> [.., d]."""
-        return ops.linear(x, self._rows(self.weight), None if self.bias is None else self._rows(self.bias))
+        return ops.linear(x, *self.local_parts())
+
+
+def project(x: Tensor, *maps: ColumnLinear | ReplicatedHeadsLinear) -> tuple[Tensor, ...]:
+    """Apply several linear maps to one input [.., i]: one operator, so that their input gradients add up in place."""
+    weights, biases = zip(*(m.local_parts() for m in maps), strict=True)
+    return ops.linears(x, weights, biases)
 
 
 class VocabEmbedding(nn.Module):
@@ -88,4 +102,4 @@ class Head(nn.Module):
         self.weight = new_parameter(mesh, (padded_vocab_size, hidden_size), init, shard=0)
 
 
-__all__ = ["ColumnLinear", "Head", "ReplicatedHeadsLinear", "RowLinear", "VocabEmbedding"]
+__all__ = ["ColumnLinear", "Head", "ReplicatedHeadsLinear", "RowLinear", "VocabEmbedding", "project"]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from sennit import ops
 from sennit.mesh import Mesh
 from sennit.nn.config import DecoderConfig
-from sennit.nn.linear import ColumnLinear, RowLinear
+from sennit.nn.linear import ColumnLinear, RowLinear, project
 
 
 class SwiGLU(nn.Module):
@@ -22,7 +22,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] -> a partial sum [b, s, h]."""
-        return self.down(ops.swiglu(self.gate(x), self.up(x)))
+        return self.down(ops.swiglu(*project(x, self.gate, self.up)))
 
 
 __all__ = ["SwiGLU"]

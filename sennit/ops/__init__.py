@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from sennit.mesh import Axis
-from sennit.ops import blocked_attention, chunked_loss, cpu, fused_torch, reference
+from sennit.ops import blocked_attention, chunked_loss, cpu, fused_torch, joined_linear, reference
 from sennit.ops.documents import DocumentMask
 from sennit.ops.table import Provider, call, explain, force, operators, providers, register, set_forced
 
@@ -75,6 +77,11 @@ def attention(
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b: x [.., i], weight [o, i], bias [o] -> [.., o]."""
     return call("linear", x, weight, bias)
+
+
+def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Apply several linear maps to one input: x [.., i], weights [o_n, i], biases [o_n] or None -> tuple of [.., o_n]."""
+    return call("linears", x, weights, biases)
 
 
 def linear_cross_entropy(
@@ -157,7 +164,7 @@ def _for_list(op: str, tensors: list[Tensor]) -> Provider:
 def _register() -> None:
     half = (torch.bfloat16, torch.float16)
     accelerators = ("cuda", "musa")
-    for op in ("rms_norm", "add_rms_norm", "swiglu", "apply_rope", "rope_attention", "linear"):
+    for op in ("rms_norm", "add_rms_norm", "swiglu", "apply_rope", "rope_attention", "linear", "linears"):
         register(op, "reference", getattr(reference, op))
     register("attention", "reference", reference.attention_like)
     for op in ("linear_cross_entropy", "adamw_", "sum_of_squares"):
@@ -165,6 +172,8 @@ def _register() -> None:
     for op in ("rms_norm", "add_rms_norm"):
         register(op, "torch", getattr(fused_torch, op), devices=accelerators, priority=10)
     register("adamw_", "torch", fused_torch.adamw_, priority=10)
+    for op in ("linear", "linears"):
+        register(op, "joined", getattr(joined_linear, op), priority=10)
     register("linear_cross_entropy", "chunked", chunked_loss.linear_cross_entropy, priority=10)
     for op in ("attention", "rope_attention"):
         blocked, fused = getattr(blocked_attention, op), getattr(fused_torch, op)
@@ -188,6 +197,7 @@ __all__ = [
     "force",
     "linear",
     "linear_cross_entropy",
+    "linears",
     "operators",
     "providers",
     "register",

@@ -59,6 +59,16 @@ def rope_heads(rows: Tensor, cos: Tensor, sin: Tensor, batch: int, length: int) 
     return reference.apply_rope(heads_of(rows, batch, length), cos, -sin)
 
 
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """Return grad^T x: grad [t, o], x [t, i] -> [o, i]."""
+    return grad.mT @ x
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """Return the sum over rows, added up in float32 (float64): x [t, o] -> [o]."""
+    return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
+
+
 def logit_statistics(logits: Tensor, labels: Tensor, first: int, real: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (maximum, sum of exp(logit - maximum), logit of the label or 0, sum of logits), each [t].
 
@@ -103,6 +113,7 @@ def logit_gradient_(
 
 
 __all__ = [
+    "column_sums",
     "exponentials_",
     "logit_gradient_",
     "logit_statistics",
@@ -111,4 +122,5 @@ __all__ = [
     "row_dots",
     "softmax_",
     "softmax_backward_",
+    "weight_gradient",
 ]

@@ -5,6 +5,8 @@ Statistics, softmax and the loss are computed in float32, or float64 for float64
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -113,6 +115,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
+def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Apply several linear maps to one input: x [.., i] -> tuple of [.., o_n]."""
+    return tuple(functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
+
+
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -199,6 +206,7 @@ __all__ = [
     "attention_like",
     "linear",
     "linear_cross_entropy",
+    "linears",
     "rms_norm",
     "rope_attention",
     "sum_of_squares",

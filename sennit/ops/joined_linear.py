@@ -1,0 +1,54 @@
+"""Several linear maps of one input as one operator: their input gradients add up inside the matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sennit.ops import kernels
+
+
+class JoinedLinear(torch.autograd.Function):
+    """x [.., i], weights [o_n, i], biases [o_n] or None -> products [.., o_n]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: int, *parts: Tensor | None) -> tuple[Tensor, ...]:
+        weights, biases = parts[:count], parts[count:]
+        ctx.save_for_backward(x, *weights)
+        ctx.biased = [bias is not None for bias in biases]
+        return tuple(torch.nn.functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True))  # type: ignore[arg-type]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, *weights = ctx.saved_tensors
+        need_x, _, *need = ctx.needs_input_grad
+        rows = [grad.flatten(0, -2) for grad in grads]
+        dx = None
+        if need_x:
+            dx = rows[0] @ weights[0]
+            for grad, weight in zip(rows[1:], weights[1:], strict=True):
+                dx.addmm_(grad, weight)
+            dx = dx.view(x.shape)
+        count, inputs = len(weights), x.flatten(0, -2)
+        dweights = [kernels.weight_gradient(grad, inputs) if need[i] else None for i, grad in enumerate(rows)]
+        dbiases = [
+            kernels.column_sums(grad) if ctx.biased[i] and need[count + i] else None for i, grad in enumerate(rows)
+        ]
+        return dx, None, *dweights, *dbiases
+
+
+def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """See `reference.linears`."""
+    return JoinedLinear.apply(x, len(weights), *weights, *biases)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See `reference.linear`."""
+    return linears(x, (weight,), (bias,))[0]
+
+
+__all__ = ["JoinedLinear", "linear", "linears"]
