@@ -133,7 +133,7 @@ def build_trainer(recipe: Recipe, job: Job, bundle: DataBundle) -> Trainer:
         job.device,
         train_loader=bundle.train,
         validation_loader=bundle.validation,
-        vocab_size=bundle.tokenizer.vocab_size,
+        vocab_size=bundle.vocab_size,
         byte_lengths=bundle.byte_lengths,
     )
 
@@ -258,7 +258,7 @@ def finish(trainer: Trainer, job: Job, log: RunLog, totals: Totals, bundle: Data
             if bundle.heldout_gzip_bits_per_byte is not None:
                 text += f" (gzip -9 on the same text: {bundle.heldout_gzip_bits_per_byte:.3f})"
         log.message(text)
-    if recipe.log.sample_tokens:
+    if recipe.log.sample_tokens and bundle.tokenizer is not None:
         from sennit.generate import sample_text
 
         sample = sample_text(

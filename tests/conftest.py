@@ -1,0 +1,26 @@
+"""Settings of every test: one thread, so that ranks can be forked, and one cache directory for the whole session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+# Before the first operator: a process that has used several OpenMP threads cannot be forked (see tests/ranks.py).
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache directory of this session (SENNIT_CACHE), shared by its tests so that a corpus is built once."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("SENNIT_CACHE")
+    os.environ["SENNIT_CACHE"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["SENNIT_CACHE"]
+    else:
+        os.environ["SENNIT_CACHE"] = before
