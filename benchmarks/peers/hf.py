@@ -27,9 +27,10 @@ def main() -> None:
 
     def step() -> float:
         tokens = draw()
+        labels = tokens[:, 1:].contiguous()
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == "bf16"):
-            loss = forward(input_ids=tokens[:, :-1], labels=tokens[:, 1:], shift_labels=tokens[:, 1:]).loss
+            loss = forward(input_ids=tokens[:, :-1], labels=labels, shift_labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
