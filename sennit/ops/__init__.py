@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sennit.mesh import Axis
-from sennit.ops import blocked_attention, chunked_loss, cpu, fused_torch, joined_linear, reference
+from sennit.ops import blocked_attention, chunked_loss, cpu, fused_torch, joined_linear, passes, reference
 from sennit.ops.documents import DocumentMask
-from sennit.ops.table import Provider, call, explain, force, operators, providers, register, set_forced
+from sennit.ops.table import Provider, call, explain, force, operators, providers, register, select, set_forced
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -131,34 +131,18 @@ def adamw_(
     """One AdamW update of the master tensors `params` in place, refreshing the compute copies `shadows`."""
     if not params:
         return
-    row = _for_list("adamw_", params)
-    row.fn(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        shadows,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        eps=eps,
-        weight_decays=weight_decays,
-        step=step,
-        grad_scale=grad_scale,
-    )
+    options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decays": weight_decays}
+    options |= {"step": step, "grad_scale": grad_scale}
+    lists = (params, grads, exp_avgs, exp_avg_sqs, shadows)
+    select("adamw_", params[0].device.type, params[0].dtype, lists, options).fn(*lists, **options)
 
 
 def sum_of_squares(tensors: list[Tensor]) -> Tensor:
     """Return the sum of the squares of all elements of `tensors` as a float64 scalar."""
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
-    return _for_list("sum_of_squares", tensors).fn(tensors)
-
-
-def _for_list(op: str, tensors: list[Tensor]) -> Provider:
-    from sennit.ops.table import select
-
-    return select(op, tensors[0].device.type, tensors[0].dtype, (), {})
+    lead = tensors[0]
+    return select("sum_of_squares", lead.device.type, lead.dtype, (tensors,), {}).fn(tensors)
 
 
 def _register() -> None:
@@ -172,6 +156,7 @@ def _register() -> None:
     for op in ("rms_norm", "add_rms_norm"):
         register(op, "torch", getattr(fused_torch, op), devices=accelerators, priority=10)
     register("adamw_", "torch", fused_torch.adamw_, priority=10)
+    register("passes", "torch", passes)  # type: ignore[arg-type]
     for op in ("linear", "linears"):
         register(op, "joined", getattr(joined_linear, op), priority=10)
     register("linear_cross_entropy", "chunked", chunked_loss.linear_cross_entropy, priority=10)

@@ -26,19 +26,6 @@ KEPT_KEYS = 1024
 """Up to this many keys the probabilities are kept for the backward pass."""
 
 
-def rows_of(x: Tensor, groups: int) -> Tensor:
-    """[b, s, n, d] -> [b * g, s * (n / g), d]."""
-    b, s, n, d = x.shape
-    return x.view(b, s, groups, n // groups, d).permute(0, 2, 1, 3, 4).reshape(b * groups, s * (n // groups), d)
-
-
-def heads_of(rows: Tensor, batch: int, length: int) -> Tensor:
-    """[b * g, s * r, d] -> [b, s, g * r, d]."""
-    groups, d = rows.shape[0] // batch, rows.shape[-1]
-    out = rows.view(batch, groups, length, rows.shape[1] // length, d).permute(0, 2, 1, 3, 4)
-    return out.reshape(batch, length, -1, d)
-
-
 class Blocks:
     """Which keys each block of query rows reads.
 
@@ -109,25 +96,25 @@ class BlockedAttention(torch.autograd.Function):
         delta = kernels.row_dots(grad, out)
         for index, (start, stop, low, high) in enumerate(blocks.spans):
             rows, keys = slice(start * r, stop * r), slice(low, high)
-            dout = grad[:, rows]
+            dout, bounds = grad[:, rows], blocks.bounds(start, stop, low)
             if ctx.keep:
                 p = kept[index]
             else:
                 p = torch.bmm(q[:, rows], k[:, keys].mT)
-                kernels.exponentials_(p, lse[:, rows], *blocks.bounds(start, stop, low), ctx.scale)
+                kernels.exponentials_(p, lse[:, rows], *bounds, ctx.scale)
             dv[:, keys] += torch.bmm(p.mT, dout)
             ds = torch.bmm(dout, v[:, keys].mT)
-            kernels.softmax_backward_(ds, p, delta[:, rows], ctx.scale)
+            kernels.softmax_backward_(ds, p, delta[:, rows], *bounds, ctx.scale)
             dq[:, rows] = torch.bmm(ds, k[:, keys])
             dk[:, keys] += torch.bmm(ds.mT, q[:, rows])
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
-class RopeRows(torch.autograd.Function):
-    """Rotate x [b, s, n, d] and lay it out as rows [b * g, s * r, d] in one pass."""
+class ToRows(torch.autograd.Function):
+    """x [b, s, n, d] -> rows [b * g, s * r, d], rotated on the way if there are tables."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, groups: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor | None, sin: Tensor | None, groups: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.batch, ctx.length = x.shape[:2]
         return kernels.rope_rows(x, cos, sin, groups)
@@ -135,8 +122,21 @@ class RopeRows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        cos, sin = ctx.saved_tensors
-        return kernels.rope_heads(grad, cos, sin, ctx.batch, ctx.length), None, None, None
+        return kernels.rope_heads(grad, *ctx.saved_tensors, ctx.batch, ctx.length), None, None, None
+
+
+class ToHeads(torch.autograd.Function):
+    """rows [b * g, s * r, d] -> [b, s, n, d]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, batch: int, length: int) -> Tensor:
+        ctx.groups = rows.shape[0] // batch
+        return kernels.rope_heads(rows, None, None, batch, length)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return kernels.rope_rows(grad, None, None, ctx.groups), None, None
 
 
 def attention(
@@ -150,12 +150,7 @@ def attention(
     scale: float | None = None,
 ) -> Tensor:
     """See `reference.attention`; the result has the dtype of `q`."""
-    b, s, n, d = q.shape
-    groups = k.shape[2]
-    blocks = Blocks(b, s, k.shape[1], n // groups, causal, documents, window)
-    scale = d**-0.5 if scale is None else scale
-    out = BlockedAttention.apply(rows_of(q, groups), rows_of(k, groups), rows_of(v, groups), blocks, scale)
-    return heads_of(out, b, s)
+    return _attend(q, k, v, None, None, causal, documents, window, scale)
 
 
 def rope_attention(
@@ -170,12 +165,30 @@ def rope_attention(
     scale: float | None = None,
 ) -> Tensor:
     """See `reference.rope_attention`."""
+    return _attend(q, k, v, cos, sin, True, documents, window, scale)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    causal: bool,
+    documents: DocumentMask | None,
+    window: int,
+    scale: float | None,
+) -> Tensor:
     b, s, n, d = q.shape
     groups = k.shape[2]
-    blocks = Blocks(b, s, k.shape[1], n // groups, True, documents, window)
-    scale = d**-0.5 if scale is None else scale
-    rows = RopeRows.apply(q, cos, sin, groups), RopeRows.apply(k, cos, sin, groups), rows_of(v, groups)
-    return heads_of(BlockedAttention.apply(*rows, blocks, scale), b, s)
+    blocks = Blocks(b, s, k.shape[1], n // groups, causal, documents, window)
+    rows = (
+        ToRows.apply(q, cos, sin, groups),
+        ToRows.apply(k, cos, sin, groups),
+        ToRows.apply(v, None, None, groups),
+    )
+    out = BlockedAttention.apply(*rows, blocks, d**-0.5 if scale is None else scale)
+    return ToHeads.apply(out, b, s)
 
 
-__all__ = ["BlockedAttention", "Blocks", "attention", "heads_of", "rope_attention", "rows_of"]
+__all__ = ["BlockedAttention", "Blocks", "attention", "rope_attention"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from sennit.mesh import Axis, collectives
 from sennit.ops import kernels
 
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 32 << 20
 """Size of the logits that exist at a time."""
 
 NATIVE_CHUNKS = 4
@@ -84,7 +84,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                     label_smoothing / vocab_size,
                 )
                 if dx is not None:
-                    torch.mm(logits, weight, out=dx[part])
+                    kernels.rows_product(logits, weight, dx[part])
                 if dweight is not None:
                     _accumulate(dweight, logits, inputs, first_chunk=start == 0)
         ctx.save_for_backward(dx, None if dweight is None else dweight.to(weight.dtype))

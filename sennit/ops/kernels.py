@@ -1,89 +1,69 @@
-"""Small passes over memory that the larger operators are made of, each with one definition in PyTorch.
+"""The passes (see `sennit.ops.passes`) of the provider that the table chooses for the tensors at hand.
 
-The own C++ library replaces them by passes that read and write each element once (see `sennit.ops.cpu`).
+`ops.provider.passes = "torch"` turns the own C++ library off inside attention, the loss and the linear maps.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
-from sennit.ops import reference
+from sennit.ops.table import select
 
 
-def _hidden(scores: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """Return which scores [B, rows, cols] lie outside the visible ranges [b or 1, rows], as bool [B or 1, rows, cols]."""
-    column = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
-    first, last = first.to(scores.device), last.to(scores.device)
-    hidden = (column < first[..., None]) | (column >= last[..., None])
-    if hidden.shape[0] > 1:
-        hidden = hidden.repeat_interleave(scores.shape[0] // hidden.shape[0], 0)
-    return hidden
+def _pick(x: Tensor) -> Any:
+    return select("passes", x.device.type, x.dtype, (), {}).fn
 
 
 def softmax_(scores: Tensor, lse: Tensor, first: Tensor, last: Tensor, scale: float) -> None:
-    """Replace scores [B, rows, cols] by softmax(scores * scale) over the visible range; write lse [B, rows]."""
-    wide = reference.wide(scores) * scale
-    wide = wide.masked_fill_(_hidden(scores, first, last), float("-inf"))
-    lse.copy_(wide.logsumexp(-1))
-    scores.copy_((wide - lse[..., None]).exp_())
+    """See `passes.softmax_`."""
+    _pick(scores).softmax_(scores, lse, first, last, scale)
 
 
 def exponentials_(scores: Tensor, lse: Tensor, first: Tensor, last: Tensor, scale: float) -> None:
-    """Replace scores [B, rows, cols] by exp(scores * scale - lse) in the visible range and 0 outside."""
-    wide = (reference.wide(scores) * scale - lse[..., None]).exp_()
-    scores.copy_(wide.masked_fill_(_hidden(scores, first, last), 0.0))
+    """See `passes.exponentials_`."""
+    _pick(scores).exponentials_(scores, lse, first, last, scale)
+
+
+def softmax_backward_(ds: Tensor, p: Tensor, delta: Tensor, first: Tensor, last: Tensor, scale: float) -> None:
+    """See `passes.softmax_backward_`."""
+    _pick(ds).softmax_backward_(ds, p, delta, first, last, scale)
 
 
 def row_dots(a: Tensor, b: Tensor) -> Tensor:
-    """Return the sum of a * b over the last dimension: [B, rows, d] -> [B, rows], float32 or float64."""
-    return (reference.wide(a) * reference.wide(b)).sum(-1)
+    """See `passes.row_dots`."""
+    return _pick(a).row_dots(a, b)
 
 
-def softmax_backward_(ds: Tensor, p: Tensor, delta: Tensor, scale: float) -> None:
-    """Replace ds [B, rows, cols], the gradient of p, by the gradient of the scores: p * (ds - delta) * scale."""
-    ds.copy_((reference.wide(ds) - delta[..., None]) * p * scale)
+def rope_rows(x: Tensor, cos: Tensor | None, sin: Tensor | None, groups: int) -> Tensor:
+    """See `passes.rope_rows`."""
+    return _pick(x).rope_rows(x, cos, sin, groups)
 
 
-def rope_rows(x: Tensor, cos: Tensor, sin: Tensor, groups: int) -> Tensor:
-    """Rotate x [b, s, n, d] and return it as rows [b * g, s * (n / g), d]."""
-    from sennit.ops.blocked_attention import rows_of
-
-    return rows_of(reference.apply_rope(x, cos, sin), groups)
-
-
-def rope_heads(rows: Tensor, cos: Tensor, sin: Tensor, batch: int, length: int) -> Tensor:
-    """Undo `rope_rows`: rows [b * g, s * r, d] -> [b, s, n, d], rotated back."""
-    from sennit.ops.blocked_attention import heads_of
-
-    return reference.apply_rope(heads_of(rows, batch, length), cos, -sin)
+def rope_heads(rows: Tensor, cos: Tensor | None, sin: Tensor | None, batch: int, length: int) -> Tensor:
+    """See `passes.rope_heads`."""
+    return _pick(rows).rope_heads(rows, cos, sin, batch, length)
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """Return grad^T x: grad [t, o], x [t, i] -> [o, i]."""
-    return grad.mT @ x
+    """See `passes.weight_gradient`."""
+    return _pick(x).weight_gradient(grad, x)
 
 
 def column_sums(x: Tensor) -> Tensor:
-    """Return the sum over rows, added up in float32 (float64): x [t, o] -> [o]."""
-    return x.sum(0, dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
+    """See `passes.column_sums`."""
+    return _pick(x).column_sums(x)
+
+
+def rows_product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """See `passes.rows_product`."""
+    _pick(a).rows_product(a, b, out)
 
 
 def logit_statistics(logits: Tensor, labels: Tensor, first: int, real: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (maximum, sum of exp(logit - maximum), logit of the label or 0, sum of logits), each [t].
-
-    logits [t, v] are the classes first .. first + v - 1, of which the first `real` columns exist.
-    """
-    wide = reference.wide(logits[:, :real])
-    if real == 0:
-        zero = wide.new_zeros(logits.shape[0])
-        return torch.full_like(zero, float("-inf")), zero, zero.clone(), zero.clone()
-    top = wide.amax(-1)
-    exponentials = (wide - top[:, None]).exp_().sum(-1)
-    index = labels - first
-    mine = (index >= 0) & (index < real)
-    target = wide.gather(1, torch.where(mine, index, 0)[:, None])[:, 0]
-    return top, exponentials, torch.where(mine, target, torch.zeros_like(target)), wide.sum(-1)
+    """See `passes.logit_statistics`."""
+    return _pick(logits).logit_statistics(logits, labels, first, real)
 
 
 def logit_gradient_(
@@ -97,19 +77,8 @@ def logit_gradient_(
     on_label: float,
     on_all: float,
 ) -> None:
-    """Replace logits [t, v] by weight * (on_softmax * softmax - on_label * onehot - on_all); 0 in padded columns.
-
-    `weight`, `on_softmax`, `lse`: [t].
-    """
-    wide = (reference.wide(logits[:, :real]) - lse[:, None]).exp_().mul_((weight * on_softmax)[:, None])
-    if on_all:
-        wide -= (weight * on_all)[:, None]
-    index = labels - first
-    mine = (index >= 0) & (index < real)
-    if real:
-        wide.scatter_add_(1, torch.where(mine, index, 0)[:, None], (-on_label * weight * mine)[:, None])
-    logits[:, :real].copy_(wide)
-    logits[:, real:].zero_()
+    """See `passes.logit_gradient_`."""
+    _pick(logits).logit_gradient_(logits, labels, first, real, lse, weight, on_softmax, on_label, on_all)
 
 
 __all__ = [
@@ -120,6 +89,7 @@ __all__ = [
     "rope_heads",
     "rope_rows",
     "row_dots",
+    "rows_product",
     "softmax_",
     "softmax_backward_",
     "weight_gradient",
