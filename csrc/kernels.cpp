@@ -1,6 +1,7 @@
 // Operators for the CPU, each one pass over memory where the mathematics allows it. Plain C interface: raw pointers,
 // sizes in elements, the number of threads last. `kind`: 0 = float32, 1 = bfloat16. Statistics are float32.
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "vec.h"
@@ -77,7 +78,7 @@ void swiglu_forward(const T* gate, const T* up, T* out, int64_t size, int thread
   for (int64_t start = 0; start < size; start += 4096) {
     for_vectors(std::min<int64_t>(4096, size - start), [&](int64_t i, int64_t n) {
       const vf g = load_n(gate + start + i, n);
-      store_n(out + start + i, g / (exp(-g) + 1.0f) * load_n(up + start + i, n), n);
+      store_n(out + start + i, g / (exp_of<T>(-g) + 1.0f) * load_n(up + start + i, n), n);
     });
   }
 }
@@ -89,7 +90,7 @@ void swiglu_backward(const T* dy, const T* gate, const T* up, T* dgate, T* dup, 
     for_vectors(std::min<int64_t>(4096, size - start), [&](int64_t i, int64_t n) {
       const int64_t at = start + i;
       const vf g = load_n(gate + at, n), d = load_n(dy + at, n);
-      const vf s = 1.0f / (exp(-g) + 1.0f);
+      const vf s = 1.0f / (exp_of<T>(-g) + 1.0f);
       store_n(dgate + at, d * load_n(up + at, n) * s * (g * (1.0f - s) + 1.0f), n);
       store_n(dup + at, d * g * s, n);
     });
@@ -180,7 +181,7 @@ void softmax(T* scores, float* lse, const Scores z, const int32_t* first, const 
     const float shift = max_of(top + nan) * scale;
     vf sums{};
     for_vectors(high - low, [&](int64_t i, int64_t n) {
-      const vf v = exp(load_n(p + low + i, n, -INFINITY) * scale - shift);
+      const vf v = exp_of<T>(load_n(p + low + i, n, -INFINITY) * scale - shift);
       sums += v;
       store(e + i, v);
     });
@@ -199,7 +200,7 @@ void exponentials(T* scores, const float* lse, const Scores z, const int32_t* fi
     const float shift = lse[at];
     clear_outside(p, low, high, z.cols);
     for_vectors(high - low, [&](int64_t i, int64_t n) {
-      store_n(p + low + i, exp(load_n(p + low + i, n) * scale - shift), n);
+      store_n(p + low + i, exp_of<T>(load_n(p + low + i, n) * scale - shift), n);
     });
   });
 }
@@ -242,7 +243,7 @@ void logit_statistics(const T* logits, const int64_t* labels, float* top, float*
     const float total = sum(all);
     const float shift = total != total ? total : max_of(highest);
     vf sums{};
-    for_vectors(real, [&](int64_t i, int64_t n) { sums += exp(load_n(p + i, n, -INFINITY) - shift); });
+    for_vectors(real, [&](int64_t i, int64_t n) { sums += exp_of<T>(load_n(p + i, n, -INFINITY) - shift); });
     const int64_t index = labels[row] - first;
     top[row] = shift;
     exponentials[row] = sum(sums);
@@ -266,7 +267,7 @@ void logit_gradient(T* logits, const int64_t* labels, const float* lse, const fl
     const int64_t index = labels[row] - first;
     const bool mine = index >= 0 && index < real;
     const float own = mine ? std::exp(get(p + index) - shift) * factor - constant - weight[row] * on_label : 0.0f;
-    for_vectors(real, [&](int64_t i, int64_t n) { store_n(p + i, exp(load_n(p + i, n) - shift) * factor - constant, n); });
+    for_vectors(real, [&](int64_t i, int64_t n) { store_n(p + i, exp_of<T>(load_n(p + i, n) - shift) * factor - constant, n); });
     if (mine) put(p + index, own);
     if (real < v) std::memset(static_cast<void*>(p + real), 0, (v - real) * sizeof(T));
   }
@@ -281,9 +282,7 @@ void adamw_part(float* p, const G* g, float* m, float* v, bf16* shadow, int64_t 
     vf mi = load_n(m + i, n), vi_ = load_n(v + i, n), pi = load_n(p + i, n);
     mi = mi + (gi - mi) * (1.0f - beta1);
     vi_ = vi_ * beta2 + gi * gi * (1.0f - beta2);
-    vf denominator = vi_;
-    for (int lane = 0; lane < kLanes; ++lane) denominator[lane] = std::sqrt(denominator[lane]);
-    pi = pi * keep - mi * step / (denominator * root + eps);
+    pi = pi * keep - mi * step / (sqrt(vi_) * root + eps);
     store_n(m + i, mi, n);
     store_n(v + i, vi_, n);
     store_n(p + i, pi, n);
@@ -316,21 +315,71 @@ double squares(const T* p, int64_t size) {
   return total;
 }
 
-// Blocks of 32 x 32 16-bit elements: both sides touch whole cache lines.
+constexpr int64_t kBlock = 32;
+
+#ifdef __AVX512BW__
+// Exchange of blocks of `Width` elements between two rows of a 32 x 32 block: one butterfly of the transposition.
+template <int Width>
+inline void butterfly(__m512i& a, __m512i& b) {
+  alignas(64) static constexpr auto low = [] {
+    std::array<uint16_t, 32> index{};
+    for (int i = 0; i < 32; ++i) index[i] = uint16_t((i & Width) ? 32 + (i ^ Width) : i);
+    return index;
+  }();
+  alignas(64) static constexpr auto high = [] {
+    std::array<uint16_t, 32> index{};
+    for (int i = 0; i < 32; ++i) index[i] = uint16_t((i & Width) ? 32 + i : (i ^ Width));
+    return index;
+  }();
+  const __m512i x = _mm512_permutex2var_epi16(a, _mm512_load_si512(low.data()), b);
+  b = _mm512_permutex2var_epi16(a, _mm512_load_si512(high.data()), b);
+  a = x;
+}
+
+template <int Width>
+inline void stage(__m512i (&rows)[32]) {
+#pragma GCC unroll 32
+  for (int i = 0; i < 32; ++i)
+    if (!(i & Width)) butterfly<Width>(rows[i], rows[i | Width]);
+}
+
+inline void transpose_block(const uint16_t* in, int64_t stride_in, uint16_t* out, int64_t stride_out) {
+  __m512i rows[32];
+#pragma GCC unroll 32
+  for (int i = 0; i < 32; ++i) rows[i] = _mm512_loadu_si512(in + i * stride_in);
+  stage<16>(rows);
+  stage<8>(rows);
+  stage<4>(rows);
+  stage<2>(rows);
+  stage<1>(rows);
+#pragma GCC unroll 32
+  for (int i = 0; i < 32; ++i) _mm512_storeu_si512(out + i * stride_out, rows[i]);
+}
+#else
+inline void transpose_block(const uint16_t* in, int64_t stride_in, uint16_t* out, int64_t stride_out) {
+  uint16_t block[kBlock][kBlock];
+  for (int64_t r = 0; r < kBlock; ++r)
+    for (int64_t c = 0; c < kBlock; ++c) block[c][r] = in[r * stride_in + c];
+  for (int64_t c = 0; c < kBlock; ++c) std::memcpy(out + c * stride_out, block[c], kBlock * 2);
+}
+#endif
+
+// Blocks of 32 x 32 16-bit elements, so that both sides touch whole cache lines; a strip of blocks at a time, so that
+// reading is long enough for the prefetchers.
 void transpose16(const uint16_t* in, uint16_t* out, int64_t rows, int64_t cols, int threads) {
-  constexpr int64_t kBlock = 32;
+  constexpr int64_t kStrip = 16 * kBlock;
 #pragma omp parallel for num_threads(threads) schedule(static) collapse(2)
-  for (int64_t c0 = 0; c0 < cols; c0 += kBlock) {
+  for (int64_t strip = 0; strip < cols; strip += kStrip) {
     for (int64_t r0 = 0; r0 < rows; r0 += kBlock) {
-      const int64_t r1 = std::min(rows, r0 + kBlock), c1 = std::min(cols, c0 + kBlock);
-      if (r1 - r0 == kBlock && c1 - c0 == kBlock) {
-        uint16_t block[kBlock][kBlock];
-        for (int64_t r = 0; r < kBlock; ++r)
-          for (int64_t c = 0; c < kBlock; ++c) block[c][r] = in[(r0 + r) * cols + c0 + c];
-        for (int64_t c = 0; c < kBlock; ++c) std::memcpy(out + (c0 + c) * rows + r0, block[c], kBlock * 2);
-      } else {
-        for (int64_t c = c0; c < c1; ++c)
-          for (int64_t r = r0; r < r1; ++r) out[c * rows + r] = in[r * cols + c];
+      const int64_t r1 = std::min(rows, r0 + kBlock);
+      for (int64_t c0 = strip; c0 < std::min(cols, strip + kStrip); c0 += kBlock) {
+        const int64_t c1 = std::min(cols, c0 + kBlock);
+        if (r1 - r0 == kBlock && c1 - c0 == kBlock) {
+          transpose_block(in + r0 * cols + c0, cols, out + c0 * rows + r0, rows);
+        } else {
+          for (int64_t c = c0; c < c1; ++c)
+            for (int64_t r = r0; r < r1; ++r) out[c * rows + r] = in[r * cols + c];
+        }
       }
     }
   }

@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 namespace sennit {
 
 constexpr int kLanes = 16;
@@ -77,6 +81,15 @@ inline float sum(vf x) {
   return out;
 }
 
+inline vf sqrt(vf x) {
+#ifdef __AVX512F__
+  return bits_as<vf>(_mm512_sqrt_ps(bits_as<__m512>(x)));
+#else
+  for (int i = 0; i < kLanes; ++i) x[i] = std::sqrt(x[i]);
+  return x;
+#endif
+}
+
 inline vf max(vf a, vf b) { return a > b ? a : b; }
 
 // The maximum; NaN if any lane is one.
@@ -86,29 +99,54 @@ inline float max_of(vf x) {
   return out;
 }
 
-// e^x with a relative error below 2e-7; 0 below -87.3, infinity above 88.7, NaN for NaN.
+// e^x; 0 for very small, infinity for very large x, NaN for NaN. `Precise`: relative error below 2e-7, else below 1e-5,
+// which is far less than the rounding of bfloat16.
+template <bool Precise>
 inline vf exp(vf x) {
+#ifdef __AVX512F__
+  __m512 v = _mm512_max_ps(_mm512_set1_ps(-110.0f), bits_as<__m512>(x));  // NaN passes as the second operand
+  v = _mm512_min_ps(_mm512_set1_ps(110.0f), v);
+  const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(v, _mm512_set1_ps(1.44269504088896341f)), 0);
+  __m512 r = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), v);
+  r = _mm512_fnmadd_ps(whole, _mm512_set1_ps(-2.12194440e-4f), r);
+#else
   const vf clamped = x < splat(-87.3f) ? splat(-87.3f) : (x > splat(88.7f) ? splat(88.7f) : x);
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   const vf shifted = clamped * 1.44269504088896341f + magic;
-  const vf n = shifted - magic;
-  vf r = clamped - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  vf p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const vi exponent = bits_as<vi>(shifted) << 23;  // the low bits of `shifted` are n
-  vf y = bits_as<vf>(bits_as<vi>(p) + exponent);
+  const vf whole = shifted - magic;
+  vf r = clamped - whole * 0.693359375f;
+  r = r + whole * 2.12194440e-4f;
+#endif
+  const vf t = bits_as<vf>(r);
+  vf p;
+  if (Precise) {
+    p = t * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * t + 8.3334519073e-3f;
+    p = p * t + 4.1665795894e-2f;
+    p = p * t + 1.6666665459e-1f;
+    p = p * t + 5.0000001201e-1f;
+    p = p * t * t + t + 1.0f;
+  } else {
+    p = t * 4.1917537e-2f + 1.6664828e-1f;
+    p = p * t + 4.9999446e-1f;
+    p = p * t + 1.0f;
+    p = p * t + 1.0f;
+  }
+#ifdef __AVX512F__
+  return bits_as<vf>(_mm512_scalef_ps(bits_as<__m512>(p), whole));
+#else
+  vf y = bits_as<vf>(bits_as<vi>(p) + (bits_as<vi>(shifted) << 23));  // the low bits of `shifted` are the whole number
   y = x < splat(-87.3f) ? splat(0.0f) : y;
   y = x > splat(88.7f) ? splat(INFINITY) : y;
   return x != x ? x : y;
+#endif
 }
 
-inline float exp(float x) { return std::exp(x); }
+// The exponential for values of type T.
+template <class T>
+inline vf exp_of(vf x) {
+  return exp<sizeof(T) == 4>(x);
+}
 
 // Calls f(offset, count) for each vector of n elements; count == kLanes except possibly the last time.
 template <class F>

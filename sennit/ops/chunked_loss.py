@@ -47,10 +47,10 @@ class LinearCrossEntropy(torch.autograd.Function):
         wide = torch.promote_types(x.dtype, torch.float32)
         total = x.new_zeros((), dtype=torch.float64)
         dx = torch.empty_like(x) if need_x else None
-        dweight = None
+        sums = None
         if need_weight:
             few = -(-tokens // rows) <= NATIVE_CHUNKS
-            dweight = torch.zeros_like(weight, dtype=weight.dtype if few else wide)
+            sums = kernels.weight_sum(weight, weight.dtype if few else wide)
         for start in range(0, tokens, rows):
             part = slice(start, start + rows)
             label, inputs = labels[part], x[part]
@@ -85,9 +85,9 @@ class LinearCrossEntropy(torch.autograd.Function):
                 )
                 if dx is not None:
                     kernels.rows_product(logits, weight, dx[part])
-                if dweight is not None:
-                    _accumulate(dweight, logits, inputs, first_chunk=start == 0)
-        ctx.save_for_backward(dx, None if dweight is None else dweight.to(weight.dtype))
+                if sums is not None:
+                    sums.add(logits, inputs)
+        ctx.save_for_backward(dx, None if sums is None else sums.result(weight.dtype))
         return (total * scale).to(wide)
 
     @staticmethod
@@ -98,14 +98,6 @@ class LinearCrossEntropy(torch.autograd.Function):
             dx = None if dx is None else dx * grad.to(dx.dtype)
             dweight = None if dweight is None else dweight * grad.to(dweight.dtype)
         return dx, dweight, None, None, None, None, None, None, None, None
-
-
-def _accumulate(total: Tensor, logits: Tensor, inputs: Tensor, *, first_chunk: bool) -> None:
-    """total += logits^T inputs."""
-    if total.dtype == logits.dtype:
-        torch.addmm(total, logits.mT, inputs, beta=0.0 if first_chunk else 1.0, out=total)
-    else:
-        total += logits.mT @ inputs
 
 
 def linear_cross_entropy(

@@ -34,7 +34,9 @@ class JoinedLinear(torch.autograd.Function):
                 dx.addmm_(grad, weight)
             dx = dx.view(x.shape)
         count, inputs = len(weights), x.flatten(0, -2)
-        dweights = [kernels.weight_gradient(grad, inputs) if need[i] else None for i, grad in enumerate(rows)]
+        wanted = [i for i in range(count) if need[i]]
+        found = dict(zip(wanted, kernels.weight_gradients([rows[i] for i in wanted], inputs), strict=True))
+        dweights = [found.get(i) for i in range(count)]
         dbiases = [
             kernels.column_sums(grad) if ctx.biased[i] and need[count + i] else None for i, grad in enumerate(rows)
         ]

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from sennit.ops import passes
 from sennit.ops.table import select
 
 
@@ -46,9 +49,14 @@ def rope_heads(rows: Tensor, cos: Tensor | None, sin: Tensor | None, batch: int,
     return _pick(rows).rope_heads(rows, cos, sin, batch, length)
 
 
-def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """See `passes.weight_gradient`."""
-    return _pick(x).weight_gradient(grad, x)
+def weight_gradients(grads: Sequence[Tensor], x: Tensor) -> list[Tensor]:
+    """See `passes.weight_gradients`."""
+    return _pick(x).weight_gradients(grads, x)
+
+
+def weight_sum(weight: Tensor, dtype: torch.dtype) -> passes.WeightSum:
+    """Return a new `passes.WeightSum` for gradients of `weight`, added up in `dtype`."""
+    return _pick(weight).WeightSum(weight, dtype)
 
 
 def column_sums(x: Tensor) -> Tensor:
@@ -92,5 +100,6 @@ __all__ = [
     "rows_product",
     "softmax_",
     "softmax_backward_",
-    "weight_gradient",
+    "weight_gradients",
+    "weight_sum",
 ]

@@ -5,6 +5,8 @@ On a CPU the own C++ library replaces them by passes that read and write each el
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -77,9 +79,29 @@ def rows_product(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.mm(a, b, out=out)
 
 
-def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """Return grad^T x: grad [t, o], x [t, i] -> [o, i]."""
-    return grad.mT @ x
+def weight_gradients(grads: Sequence[Tensor], x: Tensor) -> list[Tensor]:
+    """Return grad^T x of each grad [t, o_n] with the same x [t, i]: [o_n, i]."""
+    return [grad.mT @ x for grad in grads]
+
+
+class WeightSum:
+    """The sum of grad^T x over chunks of tokens: grad [t, o], x [t, i] -> [o, i], added up in `dtype`."""
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        self.total = torch.zeros_like(weight, dtype=dtype)
+        self._first = True
+
+    def add(self, grad: Tensor, x: Tensor) -> None:
+        """Add a chunk."""
+        if self.total.dtype == grad.dtype:
+            torch.addmm(self.total, grad.mT, x, beta=0.0 if self._first else 1.0, out=self.total)
+        else:
+            self.total += grad.mT @ x
+        self._first = False
+
+    def result(self, dtype: torch.dtype) -> Tensor:
+        """Return the sum [o, i]."""
+        return self.total.to(dtype)
 
 
 def column_sums(x: Tensor) -> Tensor:
@@ -131,6 +153,7 @@ def logit_gradient_(
 
 
 __all__ = [
+    "WeightSum",
     "column_sums",
     "exponentials_",
     "heads_of",
@@ -143,5 +166,5 @@ __all__ = [
     "row_dots",
     "softmax_",
     "softmax_backward_",
-    "weight_gradient",
+    "weight_gradients",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
+from sennit.ops import passes as torch_passes
 from sennit.ops.cpu.native import call, integers, kind, pointer, real
 
 GEMM_ROWS = 256
@@ -85,17 +87,43 @@ def transposed(x: Tensor) -> Tensor:
     return out
 
 
-def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """See `sennit.ops.passes.weight_gradient`.
+def weight_gradients(grads: Sequence[Tensor], x: Tensor) -> list[Tensor]:
+    """See `sennit.ops.passes.weight_gradients`.
 
-    Products whose left operand is a transposed view run at half the rate in bf16, so the smaller of the two operands is
-    transposed first.
+    Products whose left operand is a transposed view run at half the rate in bf16. So either the gradients are
+    transposed first, or x, which the products share, and the results, whichever moves less memory.
     """
     if x.dtype != torch.bfloat16:
-        return grad.mT @ x
-    if grad.shape[1] <= x.shape[1]:
-        return transposed(grad) @ x
-    return transposed(transposed(x) @ grad)
+        return [grad.mT @ x for grad in grads]
+    outputs, (tokens, inputs) = sum(grad.shape[1] for grad in grads), x.shape
+    if tokens * outputs <= tokens * inputs + outputs * inputs:
+        return [transposed(grad) @ x for grad in grads]
+    turned = transposed(x)
+    return [transposed(turned @ grad) for grad in grads]
+
+
+class WeightSum(torch_passes.WeightSum):
+    """See `sennit.ops.passes.WeightSum`. In bf16 the sum is kept transposed, [i, o], and turned once at the end."""
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
+        self._turned = weight.dtype == torch.bfloat16
+        super().__init__(weight.mT if self._turned else weight, dtype)
+        self.total = self.total.contiguous()
+
+    def add(self, grad: Tensor, x: Tensor) -> None:
+        """Add a chunk."""
+        if not self._turned:
+            super().add(grad, x)
+        elif self.total.dtype == grad.dtype:
+            torch.addmm(self.total, transposed(x), grad, beta=0.0 if self._first else 1.0, out=self.total)
+        else:
+            self.total += transposed(x) @ grad
+        self._first = False
+
+    def result(self, dtype: torch.dtype) -> Tensor:
+        """Return the sum [o, i]."""
+        total = super().result(dtype)
+        return transposed(total) if self._turned else total
 
 
 def column_sums(x: Tensor) -> Tensor:
@@ -143,6 +171,7 @@ def logit_gradient_(
 
 
 __all__ = [
+    "WeightSum",
     "column_sums",
     "exponentials_",
     "logit_gradient_",
@@ -154,5 +183,5 @@ __all__ = [
     "softmax_",
     "softmax_backward_",
     "transposed",
-    "weight_gradient",
+    "weight_gradients",
 ]
