@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from sennit.data.corpus import stdlib_corpus
 from sennit.data.loader import Loader, Samples
-from sennit.data.samples import Blend, PackedSamples, RandomSamples, Sample
-from sennit.data.sources import Part, prepare
+from sennit.data.order import seed_of
+from sennit.data.samples import Blend, Chain, PackedSamples, RandomSamples
+from sennit.data.sources import STDLIB, Part, prepare
 from sennit.data.tokenizer import Tokenizer
-from sennit.errors import ConfigError, SennitError
+from sennit.errors import ConfigError
 
 if TYPE_CHECKING:
     from sennit.recipe import Recipe
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 class DataBundle:
     """What a run reads. `tokenizer` is None for random tokens, `validation` None if nothing is held out.
 
-    `fingerprint` names the token files, the split and their order; `byte_lengths` [vocab] bytes of each token.
+    `vocab_size`: rows that may be predicted. `fingerprint` names the token files, the split and their order.
+    `heldout_gzip_bits_per_byte`: of `gzip -9` on the held-out text; the embedded corpus only, on the main rank only.
+    `byte_lengths` int64 [vocab]: bytes of text of each token.
     """
 
     train: Loader
@@ -38,36 +42,37 @@ class DataBundle:
 
 
 def build_loaders(recipe: Recipe, *, main_rank: bool, barrier: Callable[[], None]) -> DataBundle:
-    """Return the data of `recipe`. Collective: the main rank builds what is missing while the others wait.
+    """Return the data of `recipe`. Collective: the main rank builds what is missing while the others wait in `barrier`.
 
     Raises DataError or ConfigError, on every rank, if something cannot be used.
     """
     if recipe.data.source == "random":
         return _random(recipe)
-    failure: SennitError | None = None
+    failure: Exception | None = None
     if main_rank:
         try:
             prepare(recipe)
-        except SennitError as error:
+        except Exception as error:  # raised below: the other ranks must not wait for this one
             failure = error
     barrier()
     if failure is not None:
         raise failure
-    tokenizer, parts = prepare(recipe)
+    tokenizer, parts = prepare(recipe, build=False)
     vocab_size = recipe.model.vocab_size or tokenizer.vocab_size
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"The tokenizer has {tokenizer.vocab_size:,} tokens, more than model.vocab_size={vocab_size:,}. Set "
-            f"model.vocab_size to 0 (the tokenizer's) or at least {tokenizer.vocab_size}, or use the model's own tokenizer."
+            f"model.vocab_size to 0 (the tokenizer's) or at least {tokenizer.vocab_size}, or use the model's own "
+            f"tokenizer."
         )
-    gzip = stdlib_corpus().gzip_bits_per_byte() if main_rank and recipe.data.source == "stdlib" else None
-    held_out = _samples(recipe, parts, held_out=True)
+    held_out = _held_out(recipe, parts)
+    only_stdlib = not recipe.data.blend and recipe.data.source in (STDLIB, (STDLIB,))
     return DataBundle(
-        train=_loader(recipe, _samples(recipe, parts, held_out=False), vocab_size),
+        train=_loader(recipe, _train(recipe, parts), vocab_size),
         validation=None if held_out is None else _loader(recipe, held_out, vocab_size),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
-        heldout_gzip_bits_per_byte=gzip,
+        heldout_gzip_bits_per_byte=stdlib_corpus().gzip_bits_per_byte() if main_rank and only_stdlib else None,
         fingerprint=_fingerprint(recipe, parts, tokenizer),
         byte_lengths=_padded(tokenizer.byte_lengths(), vocab_size),
     )
@@ -76,47 +81,35 @@ def build_loaders(recipe: Recipe, *, main_rank: bool, barrier: Callable[[], None
 def _random(recipe: Recipe) -> DataBundle:
     vocab_size = recipe.model.vocab_size
     if not vocab_size:
-        raise ConfigError("data.source=random has no tokenizer; set model.vocab_size to the number of tokens to draw from.")
+        raise ConfigError(
+            "data.source=random has no tokenizer; set model.vocab_size to the number of tokens to draw from."
+        )
     samples = RandomSamples(vocab_size, recipe.train.seq_len, recipe.run.seed)
     name = f"random/{vocab_size}/{recipe.train.seq_len}/{recipe.run.seed}"
     return DataBundle(_loader(recipe, samples, vocab_size), None, None, vocab_size, None, name, None)
 
 
-def _samples(recipe: Recipe, parts: list[Part], *, held_out: bool) -> Samples | None:
+def _train(recipe: Recipe, parts: list[Part]) -> Samples:
     seq_len, seed = recipe.train.seq_len, recipe.run.seed
-    found, weights = [], []
-    for number, part in enumerate(parts):
-        documents = part.held_out if held_out else part.train
-        if len(documents):
-            found.append(PackedSamples(part.dataset, documents, seq_len, seed + number, ordered=held_out))
-            weights.append(part.weight)
-    if not found:
+    sources = [
+        PackedSamples(part.tokens, part.train, seq_len, seed_of(seed, number), origin=part.origin)
+        for number, part in enumerate(parts)
+    ]
+    return sources[0] if len(sources) == 1 else Blend(sources, [part.weight for part in parts], seed)
+
+
+def _held_out(recipe: Recipe, parts: list[Part]) -> Samples | None:
+    sources = [
+        PackedSamples(part.held_tokens, part.held_out, recipe.train.seq_len, 0, ordered=True, origin=part.origin)
+        for part in parts
+        if part.held_out.num_tokens > 1
+    ]
+    if not sources:
         return None
-    if held_out:
-        return found[0] if len(found) == 1 else _Chain(found)
-    return found[0] if len(found) == 1 else Blend(found, weights)
+    return sources[0] if len(sources) == 1 else Chain(sources)
 
 
-class _Chain:
-    """Held-out samples of several sources, one source after the other."""
-
-    def __init__(self, sources: list[PackedSamples]) -> None:
-        self.sources = sources
-        self.samples_per_epoch = sum(source.samples_per_epoch for source in sources)
-
-    def __getitem__(self, number: int) -> Sample:
-        for source in self.sources:
-            if number < source.samples_per_epoch:
-                return source[number]
-            number -= source.samples_per_epoch
-        return self.sources[-1][self.sources[-1].samples_per_epoch]
-
-
-def _loader(recipe: Recipe, samples: Samples | None, vocab_size: int) -> Loader:
-    if samples is None:
-        raise ConfigError(
-            f"data.validation_fraction={recipe.data.validation_fraction} leaves no document to train on; lower it."
-        )
+def _loader(recipe: Recipe, samples: Samples, vocab_size: int) -> Loader:
     return Loader(
         samples,
         micro_batch_size=recipe.train.micro_batch_size,
@@ -132,11 +125,9 @@ def _padded(lengths: Tensor, vocab_size: int) -> Tensor:
 
 
 def _fingerprint(recipe: Recipe, parts: list[Part], tokenizer: Tokenizer) -> str:
-    digest = xxhash.xxh3_128(tokenizer.fingerprint.encode())
-    for part in parts:
-        digest.update(f"{part.dataset.fingerprint}/{len(part.train)}/{len(part.held_out)}/{part.weight!r}".encode())
-    digest.update(f"{recipe.train.seq_len}/{recipe.run.seed}".encode())
-    return digest.hexdigest()
+    facts = [(part.fingerprint, part.train.num_tokens, part.held_out.num_tokens, part.weight) for part in parts]
+    settings = [recipe.train.seq_len, recipe.run.seed, recipe.data.mask_documents]
+    return xxhash.xxh3_128_hexdigest(json.dumps([tokenizer.fingerprint, facts, settings]).encode())
 
 
 __all__ = ["DataBundle", "build_loaders"]

@@ -7,19 +7,26 @@ documents in sequences (first 0, last = sequences). A trailing int8 per sequence
 
 from __future__ import annotations
 
-import os
 import struct
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
+from sennit.data.files import write_atomic
 from sennit.errors import DataError
 
 MAGIC = b"MMIDIDX\x00\x00"
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16}
 _CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 _HEADER = struct.Struct("<9sQBQQ")
+
+
+def as_prefix(path: str | Path) -> Path:
+    """Return the prefix of a pair of files, given with or without one of the two suffixes."""
+    path = Path(path).expanduser()
+    return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -43,20 +50,36 @@ class IndexedDataset:
     """
 
     def __init__(self, prefix: str | Path) -> None:
-        self.prefix = Path(prefix)
-        self.bin, self.idx = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+        self.prefix = as_prefix(prefix)
+        self.bin, self.idx = Path(f"{self.prefix}.bin"), Path(f"{self.prefix}.idx")
         for path in (self.bin, self.idx):
             if not path.is_file():
-                raise DataError(f"There is no file {path}. A dataset is a pair PREFIX.bin and PREFIX.idx; build one with "
-                                f"`sennit data`, or correct data.source.")  # fmt: skip
-        self._read_index(self.idx.read_bytes())
-        size = self.bin.stat().st_size
-        if size == 0:
-            raise self._bad(self.bin, "is empty")
-        end = int(self._ends.max()) if len(self._ends) else 0
-        if end > size:
-            raise self._bad(self.bin, f"is truncated: the index needs {end:,} bytes, the file has {size:,}")
-        self.tokens = np.memmap(self.bin, dtype=self.dtype, mode="r", shape=(size // self.dtype.itemsize,))
+                raise DataError(
+                    f"There is no file {path}. A dataset is a pair PREFIX.bin and PREFIX.idx; build one with "
+                    f"`sennit data`, or correct the path in data.source or data.blend."
+                )
+        try:
+            raw, size = self.idx.read_bytes(), self.bin.stat().st_size
+            self._read_index(raw)
+            if size == 0:
+                raise self._bad(self.bin, "is empty")
+            if self._end != size:
+                what = "is truncated" if size < self._end else "does not belong to its index"
+                raise self._bad(self.bin, f"{what}: the index accounts for {self._end:,} bytes, the file has {size:,}")
+            self.tokens = np.memmap(self.bin, dtype=self.dtype, mode="r", shape=(size // self.dtype.itemsize,))
+        except OSError as error:
+            raise DataError(
+                f"{self.prefix}.bin and .idx cannot be read: {error}. Check the disk and the permissions."
+            ) from None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Name of the content: a hash of the index and of 64 stretches spread over the tokens."""
+        digest = xxhash.xxh3_128(self._index_hash)
+        block = 4096
+        for start in np.linspace(0, max(len(self.tokens) - block, 0), 64).astype(np.int64):
+            digest.update(self.tokens[start : start + block].tobytes())
+        return digest.hexdigest()
 
     def _bad(self, path: Path, what: str) -> DataError:
         return DataError(f"{path} {what}. Build it again with `sennit data`, or copy it again from its source.")
@@ -74,19 +97,21 @@ class IndexedDataset:
         self.dtype = np.dtype(DTYPES[code])
         need = _HEADER.size + sequences * 12 + borders * 8
         if len(raw) not in (need, need + sequences):
-            raise self._bad(self.idx, f"has {len(raw):,} bytes; {sequences:,} sequences and {borders:,} borders need {need:,}")
+            raise self._bad(
+                self.idx, f"has {len(raw):,} bytes; {sequences:,} sequences and {borders:,} borders need {need:,}"
+            )
         where = _HEADER.size
         lengths = np.frombuffer(raw, "<i4", sequences, where)
         offsets = np.frombuffer(raw, "<i8", sequences, where + 4 * sequences)
         edges = np.frombuffer(raw, "<i8", borders, where + 12 * sequences)
         self._check(lengths, offsets, edges)
-        self.fingerprint = xxhash.xxh3_128_hexdigest(raw)
+        self._index_hash = xxhash.xxh3_128_digest(raw)
 
     def _check(self, lengths: np.ndarray, offsets: np.ndarray, edges: np.ndarray) -> None:
         size = self.dtype.itemsize
         if len(lengths) == 0 or len(edges) < 2:
             raise self._bad(self.idx, "holds no document")
-        if (lengths < 0).any() or (offsets < 0).any() or (offsets % size).any():
+        if (lengths < 0).any() or (offsets < 0).any() or (offsets % size).any() or (offsets > 2**62).any():
             raise self._bad(self.idx, "is corrupt: a sequence has a negative length or an impossible offset")
         if edges[0] != 0 or edges[-1] != len(lengths) or (np.diff(edges) < 0).any():
             raise self._bad(self.idx, "is corrupt: its document borders do not run from 0 to the number of sequences")
@@ -94,7 +119,7 @@ class IndexedDataset:
         if (offsets[1:] != ends[:-1]).any():
             raise self._bad(self.idx, "is corrupt: its sequences do not follow each other in the .bin file")
         edges = edges[np.concatenate(([True], np.diff(edges) > 0))]  # documents without any sequence
-        self._ends = ends
+        self._end = int(ends[-1])
         first = offsets // size
         bounds = np.concatenate((first, [ends[-1] // size]))[edges]
         starts, stops = bounds[:-1], bounds[1:]
@@ -119,17 +144,10 @@ class IndexedDataset:
 
 def write_dataset(prefix: str | Path, documents: list[np.ndarray], dtype: np.dtype) -> None:
     """Write documents held in memory as a pair of files, each atomically, the index last."""
-    prefix = Path(prefix)
-    prefix.parent.mkdir(parents=True, exist_ok=True)
     lengths = np.array([len(document) for document in documents], np.int32)
     data = np.concatenate(documents).astype(dtype).tobytes() if documents else b""
     for suffix, content in ((".bin", data), (".idx", index_bytes(lengths, np.arange(len(lengths) + 1), dtype))):
-        temporary = Path(f"{prefix}{suffix}.{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(f"{prefix}{suffix}")
+        write_atomic(Path(f"{prefix}{suffix}"), content)
 
 
-__all__ = ["IndexedDataset", "index_bytes", "token_dtype", "write_dataset"]
+__all__ = ["IndexedDataset", "as_prefix", "index_bytes", "token_dtype", "write_dataset"]

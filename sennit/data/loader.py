@@ -68,7 +68,11 @@ class Loader:
         return -(-self.samples.samples_per_epoch // self.global_batch_size)
 
     def microbatches(self, step: int, rank: int, size: int) -> list[Batch]:
-        """Return the microbatches of `step` for data rank `rank` of `size`."""
+        """Return the microbatches of `step` for data rank `rank` of `size`.
+
+        The global batch must divide by `size`, and each share by the micro batch. Raises DataError, with the file, for
+        a token id outside the vocabulary.
+        """
         share = self.global_batch_size // size
         first = step * self.global_batch_size + rank * share
         return [
@@ -78,13 +82,16 @@ class Loader:
 
     def _batch(self, samples: list[Sample], first: int) -> Batch:
         window = np.stack([sample.tokens for sample in samples])
-        highest, lowest = int(window.max()), int(window.min())
-        if highest >= self.vocab_size or lowest < -1:
-            wrong = highest if highest >= self.vocab_size else lowest
+        if int(window.max()) >= self.vocab_size or int(window.min()) < -1:
+            wrong, at = next(
+                (int(sample.tokens[bad.argmax()]), sample.origin)
+                for sample in samples
+                if (bad := (sample.tokens >= self.vocab_size) | (sample.tokens < -1)).any()
+            )
             raise DataError(
-                f"Token id {wrong} in sample {first} or the {len(samples) - 1} after it is outside the vocabulary of "
-                f"{self.vocab_size:,} tokens. The data was built with another tokenizer, or the file is damaged; build it "
-                f"again with `sennit data`, or correct data.tokenizer or model.vocab_size."
+                f"Token id {wrong} in {at or 'the data'} (one of the samples from number {first} on) is outside the "
+                f"vocabulary of {self.vocab_size:,} tokens. The file was built with another tokenizer or is "
+                f"damaged: build it again with `sennit data`, or correct data.tokenizer or model.vocab_size."
             )
         tokens, labels = window[:, :-1].copy(), window[:, 1:].copy()
         labels[(labels < 0) | (tokens < 0)] = IGNORED

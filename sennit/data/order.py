@@ -1,4 +1,5 @@
-"""Order from hashes: permutations and splits that are pure functions of a seed, the same in every version of NumPy."""
+"""Order from hashes: permutations and splits that are pure functions of a seed, the same in every version of "
+"NumPy."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
+from sennit.data.files import write_atomic
 from sennit.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,21 +20,28 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class Tokenizer:
-    """Text to token ids and back. `eos_id` ends every document.
+    """Text to token ids and back, over the `tokenizers` library.
 
+    `vocab_size`: one more than the largest id. `eos`, `eos_id`: the token that ends every document. `fingerprint`:
+    the same for tokenizers that do the same. `config`: what tokenizer_config.json said, kept for `save`.
     Special tokens that happen to be spelled out in a text are encoded as ordinary text, never as themselves.
+    Raises DataError if there is no token that ends a text.
     """
 
-    def __init__(self, backend: Backend, eos: str | None = None) -> None:
-        self.backend = backend
+    def __init__(self, backend: Backend, eos: str | None = None, config: dict[str, Any] | None = None) -> None:
+        self.backend, self.config = backend, config or {}
         self.backend.no_truncation()
         self.backend.no_padding()
         self.backend.encode_special_tokens = True
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos = eos or _guess_eos(backend)
-        self.eos_id = backend.token_to_id(self.eos)
-        if self.eos_id is None:
-            raise DataError(f"The tokenizer has no token {self.eos!r}, which its configuration names as end of text.")
+        eos_id = backend.token_to_id(self.eos)
+        if eos_id is None:
+            raise DataError(
+                f"The tokenizer has no token {self.eos!r}, which its tokenizer_config.json names as eos_token. "
+                f"Correct the name there, or use the tokenizer.json that belongs to it."
+            )
+        self.eos_id: int = eos_id
         self.fingerprint = xxhash.xxh3_128_hexdigest(self._canonical().encode())
 
     def _canonical(self) -> str:
@@ -52,14 +60,15 @@ class Tokenizer:
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def byte_lengths(self) -> torch.Tensor:
-        """Return how many bytes of text each token stands for, int64 [vocab]; special tokens stand for none."""
+        """Return how many bytes of text each token stands for, int64 [vocab]; special tokens and gaps stand for "
+        "none."""
         lengths = torch.zeros(self.vocab_size, dtype=torch.int64)
-        special = {i for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
+        added = self.backend.get_added_tokens_decoder()
         byte_level = '"ByteLevel"' in json.dumps(json.loads(self.backend.to_str()).get("decoder"))
         for token, index in self.backend.get_vocab(with_added_tokens=True).items():
-            if index in special:
-                continue
-            if byte_level:
+            if index in added:
+                lengths[index] = 0 if added[index].special or index == self.eos_id else len(token.encode())
+            elif byte_level:
                 lengths[index] = len(token)  # one character of the byte alphabet a byte
             elif len(token) == 6 and token.startswith("<0x"):
                 lengths[index] = 1
@@ -68,16 +77,16 @@ class Tokenizer:
         return lengths
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json, which `transformers` loads too."""
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.eos, "add_bos_token": False}
-        for name, text in (
-            ("tokenizer.json", self.backend.to_str(pretty=True)),
-            ("tokenizer_config.json", json.dumps(config, indent=1)),
-        ):
-            temporary = folder / f"{name}.tmp"
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(folder / name)
+        """Write tokenizer.json and tokenizer_config.json, which `transformers` loads too, each atomically."""
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "add_bos_token": False,
+            "clean_up_tokenization_spaces": False,
+            **{name: value for name, value in self.config.items() if name != "auto_map"},
+            "eos_token": self.eos,
+        }
+        write_atomic(folder / "tokenizer.json", self.backend.to_str(pretty=True).encode())
+        write_atomic(folder / "tokenizer_config.json", json.dumps(config, indent=1).encode())
 
 
 def _guess_eos(backend: Backend) -> str:
@@ -86,7 +95,7 @@ def _guess_eos(backend: Backend) -> str:
             return name
     raise DataError(
         "The tokenizer does not say which token ends a text. Put a tokenizer_config.json with eos_token beside its "
-        "tokenizer.json."
+        'tokenizer.json, for example {"eos_token": "</s>"}.'
     )
 
 
@@ -140,16 +149,38 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:
-        raise DataError(f"data.tokenizer: {file} is not a tokenizer of the tokenizers library: {error}.") from None
-    return Tokenizer(backend, _configured_eos(folder))
+        raise DataError(
+            f"data.tokenizer: {file} is not a tokenizer of the tokenizers library: {error}. Copy it again from its "
+            f"source, or give another."
+        ) from None
+    config = _read_object(folder / "tokenizer_config.json")
+    return Tokenizer(backend, _configured_eos(folder, config, backend), config)
 
 
-def _configured_eos(folder: Path) -> str | None:
+def _configured_eos(folder: Path, config: dict[str, Any], backend: Backend) -> str | None:
+    """Return the end of text that the files beside a tokenizer.json name: eos_token, else the first eos_token_id."""
+    value = config.get("eos_token")
+    value = value.get("content") if isinstance(value, dict) else value
+    if isinstance(value, str):
+        return value
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_object(folder / name).get("eos_token_id")
+        first = ids[0] if isinstance(ids, list) and ids else ids
+        token = backend.id_to_token(first) if isinstance(first, int) else None
+        if token is not None:
+            return token
+    return None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`, empty if there is none. Raises DataError if the file is not JSON."""
     try:
-        value: Any = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
-    except (OSError, ValueError):
-        return None
-    return value.get("content") if isinstance(value, dict) else value
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Copy it again from its source, or remove it.") from None
+    return value if isinstance(value, dict) else {}
 
 
 __all__ = ["END_OF_TEXT", "Tokenizer", "byte_tokenizer", "load_tokenizer", "train_bpe"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from sennit import ops
 from sennit.device import Device, get_device
 from sennit.mesh import Mesh, build_mesh
 from sennit.train.checkpointing import resume_run, save_run
@@ -57,6 +58,7 @@ def start_job(recipe: Recipe) -> Job:
     device = get_device()
     world_size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device.prepare_rank(local_rank=int(os.environ.get("LOCAL_RANK", "0")))
+    ops.set_forced(recipe.ops.provider)
     group = None
     if world_size > 1:
         dist.init_process_group(device.comm_backend, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
@@ -167,14 +169,13 @@ class Totals:
         self._seconds: list[float] = []
         self.bits_per_byte: float | None = None
 
-    def add(self, record: StepRecord, finished: int, total_steps: int) -> dict[str, Any]:
+    def add(self, record: StepRecord, finished: int) -> dict[str, Any]:
         """Return the metrics line of a step. The first step of a process (warm-up) is left out of the averages."""
         self._first = record.loss if self._first is None else self._first
         if self._last is not None:
             self._seconds.append(record.step_seconds)
         self._last = record
         rate = self._batch_tokens / record.step_seconds
-        recent = self._seconds[-20:] or [record.step_seconds]
         bits = record.loss * record.tokens / 0.6931471805599453 / record.bytes if record.bytes else None
         return {
             "step": finished,
@@ -190,8 +191,12 @@ class Totals:
             "step_seconds": record.step_seconds,
             "peak_memory_bytes": self.job.device.peak_memory_bytes(),
             "seconds": record.seconds,
-            "eta_seconds": sum(recent) / len(recent) * (total_steps - finished),
         }
+
+    def eta_seconds(self, finished: int, total_steps: int) -> float:
+        """Return the time that the remaining steps will take, by the mean of the last 20."""
+        recent = self._seconds[-20:] or [self._last.step_seconds if self._last is not None else 0.0]
+        return sum(recent) / len(recent) * (total_steps - finished)
 
     def summary(self, run_dir: Path, bundle: DataBundle, started: float) -> dict[str, Any]:
         """Return the JSON document of a run."""
@@ -228,11 +233,11 @@ def train_loop(
         with profiler.step(trainer.step):
             record = trainer.train_step()
         done = trainer.step
-        fields = totals.add(record, done, recipe.train.steps)
-        eta = fields.pop("eta_seconds")
+        fields = totals.add(record, done)
+        shown = {**fields, "eta_seconds": totals.eta_seconds(done, recipe.train.steps)}
         if done % recipe.log.every == 0 or done == recipe.train.steps:
             log.write("step", **fields)
-        log.show(done, **fields, eta_seconds=eta)
+        log.show(done, shown)
         last = done == recipe.train.steps
         if every_eval and done % every_eval == 0 and not last and trainer.validation_loader is not None:
             nats, bits = trainer.evaluate(recipe.train.eval_batches)

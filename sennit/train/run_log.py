@@ -54,8 +54,8 @@ class RunLog:
                 if key != "step" and isinstance(value, (int, float)) and math.isfinite(value):
                     self._board.add_scalar(f"{kind}/{key}", value, fields["step"])
 
-    def show(self, step: int, **fields: Any) -> None:
-        """Update the progress line."""
+    def show(self, step: int, fields: dict[str, Any]) -> None:
+        """Update the progress line after `step` finished steps."""
         if self._progress is not None:
             self._progress.update(step, fields)
 

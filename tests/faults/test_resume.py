@@ -1,0 +1,74 @@
+"""A run that was killed, or that changes its layout, goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sennit.checkpoint import load_full
+from tests.faults.runs import command, environment, losses, train, write_recipe
+
+pytestmark = pytest.mark.heavy
+
+
+def test_killed_at_random_moments_a_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    train(recipe, tmp_path / "whole")
+    victim, chance = tmp_path / "victim", random.Random(7)
+    kills = 0
+    for _ in range(30):
+        process = subprocess.Popen(
+            command(recipe, victim), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+        )
+        deadline = time.monotonic() + chance.uniform(2.5, 6.0)
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if process.poll() is not None:
+            assert process.returncode == 0
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        if kills == 3:  # often enough; let it finish
+            train(recipe, victim)
+            break
+    assert losses(victim) == losses(tmp_path / "whole")
+    expected = load_full(tmp_path / "whole" / "checkpoints" / "step-12")
+    actual = load_full(victim / "checkpoints" / "step-12")
+    assert expected.keys() == actual.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, actual[name]), name
+
+
+def test_a_run_moves_through_layouts_with_the_same_losses(tmp_path: Path) -> None:
+    """dp 2 -> tp 2 -> one rank -> fsdp 2, three steps each, against twelve steps on one rank."""
+    recipe = write_recipe(tmp_path)
+    train(recipe, tmp_path / "one")
+    moving = tmp_path / "moving"
+    stages = [
+        ("3", ["--nproc", "2", "--parallel.dp_replicate", "2"]),
+        ("6", ["--nproc", "2", "--parallel.tp", "2"]),
+        ("9", []),
+        ("12", ["--nproc", "2", "--parallel.dp_shard", "2"]),
+    ]
+    for steps, layout in stages:
+        train(recipe, moving, "--train.steps", steps, *layout)
+    expected, actual = losses(tmp_path / "one"), losses(moving)
+    assert expected.keys() == actual.keys()
+    for step, loss in expected.items():
+        assert actual[step] == pytest.approx(loss, rel=1e-6), f"step {step}"
+
+
+def test_stopping_and_going_on_equals_not_stopping(tmp_path: Path) -> None:
+    """Bit for bit, with Muon, at a step that is no multiple of the checkpoint interval."""
+    recipe = write_recipe(tmp_path, optimizer="muon")
+    train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "parts", "--train.steps", "5")
+    train(recipe, tmp_path / "parts")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
