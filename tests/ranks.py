@@ -47,6 +47,7 @@ GRACE_SECONDS = 2.0
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _HEADER = struct.Struct("<Q")
+_PORT = struct.Struct("<I")
 
 
 @dataclass(slots=True)
@@ -110,9 +111,8 @@ def run_ranks(
     """
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        # The store lives in this process, so that no rank's end takes it away; port 0 lets the system choose.
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        gate, hold = os.pipe()
+        store = None
+        gate, hold = os.pipe()  # says the port of the store to every rank, and by its end that all are done
         ranks: list[_Rank] = []
         try:
             sys.stdout.flush()
@@ -124,15 +124,20 @@ def run_ranks(
                 pid = os.fork()
                 if pid == 0:
                     os.close(hold)
-                    _be_rank(parent, write_end, gate, stacks, rank, world_size, store.port, process_group, timeout,
+                    _be_rank(parent, write_end, gate, stacks, rank, world_size, process_group, timeout,
                              lambda: fn(*args, **kwargs))  # fmt: skip
                 os.close(write_end)
                 ranks.append(_Rank(rank, pid, read_end, stacks))
+            # The store lives in this process, so that no rank's end takes it away. It starts a thread, and a fork
+            # beside a busy thread may inherit a lock that nobody will release: so only now.
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            os.write(hold, _PORT.pack(store.port) * world_size)
             in_time = _collect(ranks, deadline)
         finally:
             os.close(hold)
             os.close(gate)
             _end(ranks)
+            del store
         failed = sorted((r for r in ranks if r.failed_at), key=lambda r: r.failed_at)
         if failed or not in_time:
             others = [r for r in ranks if r not in failed]
@@ -183,7 +188,6 @@ def _be_rank(
     stacks: Path,
     rank: int,
     world_size: int,
-    port: int,
     process_group: bool,
     timeout: float,
     call: Callable[[], Any],
@@ -197,6 +201,7 @@ def _be_rank(
         signal.alarm(0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         faulthandler.register(signal.SIGUSR1, file=stacks.open("w"), all_threads=True)
+        (port,) = _PORT.unpack(os.read(gate, _PORT.size))
         _prepare(rank, world_size, port)
         if process_group:
             store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout))

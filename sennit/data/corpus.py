@@ -42,15 +42,16 @@ def stdlib_corpus() -> Corpus:
     The same for the same installation; files that are not UTF-8 are left out. Raises DataError if there are none.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    train, held_out, digest = [], [], xxhash.xxh3_128()
+    train, held_out, seen, digest = [], [], set(), xxhash.xxh3_128()
     for path in _sources(root):
         relative = path.relative_to(root)
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
-        if not text.strip():
+        if not text.strip() or text in seen:  # a copy in the other half would leak held-out text
             continue
+        seen.add(text)
         name = relative.as_posix()
         held = int(hashlib.md5(name.encode()).hexdigest(), 16) % HELD_OUT_EVERY == 0
         (held_out if held else train).append(text)

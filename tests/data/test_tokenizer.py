@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from sennit.data.tokenizer import END_OF_TEXT, Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
 from sennit.errors import DataError
 
-TEXTS = ["def f(x):\n    return x + 1\n\n\n" * 20, "Gr\u00fc\u00dfe, \u043c\u0438\u0440! \u4f60\u597d <|endoftext|>\r\n\tend", "class A:\n    pass\n" * 9]
+TEXTS = [
+    "def f(x):\n    return x + 1\n\n\n" * 20,
+    "Gr\u00fc\u00dfe, \u043c\u0438\u0440! \u4f60\u597d <|endoftext|>\r\n\tend",
+    "class A:\n    pass\n" * 9,
+]
 
 
 @cache

@@ -168,7 +168,7 @@ def test_tensor_parallel_reads_a_hugging_face_folder(tmp_path: Path) -> None:
     assert run_ranks(rank, 2) == [alone] * 2
 
 
-def test_ranks_follow_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_follow_rank_0() -> None:
     def rank() -> list[list[int]]:
         mesh = build_mesh(dp_replicate=2)
         model = byte_model(mesh, layers=1)
