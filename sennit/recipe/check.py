@@ -65,8 +65,11 @@ def _resolve(recipe: Recipe, world_size: int, fast_dtypes: Collection[str] | Non
 
             fast_dtypes = get_device().fast_dtypes
         dtype = "bf16" if "bf16" in fast_dtypes else "fp32"
+    shards = recipe.parallel.dp_shard or world_size // _fixed_ranks(recipe)
+    share = recipe.train.global_batch_size // (recipe.parallel.dp_replicate * shards)
     return recipe.replace(
-        parallel__dp_shard=recipe.parallel.dp_shard or world_size // _fixed_ranks(recipe),
+        parallel__dp_shard=shards,
+        train__micro_batch_size=recipe.train.micro_batch_size or share,
         precision__dtype=dtype,
     )
 
@@ -163,15 +166,10 @@ def _check_data(recipe: Recipe) -> list[str]:
 def _check_schedule(recipe: Recipe) -> list[str]:
     lr, problems = recipe.lr, []
     total = lr.total_steps or recipe.train.steps
-    if lr.warmup_steps > total:
+    if lr.warmup_steps > total and lr.total_steps:
         problems.append(
-            f"lr.warmup_steps={lr.warmup_steps} is more than the {total} steps of the schedule: the peak would never be "
-            f"reached; use at most {total}."
-        )
-    if lr.schedule == "wsd" and lr.warmup_steps + round(total * lr.decay_fraction) > total:
-        problems.append(
-            f"lr.warmup_steps={lr.warmup_steps} and lr.decay_fraction={lr.decay_fraction} overlap in {total} steps; use "
-            f"decay_fraction <= {(total - lr.warmup_steps) / total:.3g}."
+            f"lr.warmup_steps={lr.warmup_steps} is more than lr.total_steps={total}: the peak would never be reached; use at "
+            f"most {total}."
         )
     return problems
 
@@ -201,13 +199,6 @@ def _check_optional(recipe: Recipe) -> list[str]:
             f"recompute.segments={list(recompute.segments)} has no effect with recompute.mode={recompute.mode}; use mode "
             f"selective or no segments."
         )
-    if recipe.precision.dtype == "fp64":
-        for op, provider in recipe.ops.provider.items():
-            if provider != "reference":
-                problems.append(
-                    f"ops.provider.{op}={provider!r} with precision.dtype=fp64: float64 is for checking and runs on the "
-                    f"reference operators; use provider reference or another dtype."
-                )
     return problems
 
 
@@ -286,6 +277,13 @@ def _check_batch(recipe: Recipe, world_size: int) -> list[str]:
     p, train = recipe.parallel, recipe.train
     shards = p.dp_shard or max(world_size // _fixed_ranks(recipe), 1)
     dp = p.dp_replicate * shards
+    if train.micro_batch_size == 0:
+        if train.global_batch_size % dp == 0:
+            return []
+        return [
+            f"train.global_batch_size={train.global_batch_size} does not divide by the {dp} data ranks: each takes the same "
+            f"number of sequences; use {_nearest_multiples(train.global_batch_size, dp)}, or another layout."
+        ]
     product = train.micro_batch_size * dp
     if train.global_batch_size % product == 0:
         return []
@@ -308,7 +306,10 @@ def _nearest_multiples(number: int, factor: int) -> str:
 
 def _warn(recipe: Recipe) -> None:
     """Log settings that run but probably do not do what was meant."""
-    m = recipe.model
+    m, lr = recipe.model, recipe.lr
+    total = lr.total_steps or recipe.train.steps
+    if lr.warmup_steps > total:
+        logger.warning("lr.warmup_steps=%d is more than the %d steps: the peak is never reached", lr.warmup_steps, total)
     if m.sliding_window and m.sliding_window >= recipe.train.seq_len and m.family != "mistral":
         logger.warning(
             "model.sliding_window=%d never acts in sequences of %d tokens", m.sliding_window, recipe.train.seq_len

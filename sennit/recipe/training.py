@@ -30,7 +30,9 @@ class TrainSection(Section):
     """Length and batch (`train`)."""
 
     steps: int = Field(ge=1, description="optimizer updates of the whole run")
-    micro_batch_size: int = Field(ge=1, description="sequences of one forward pass on one data rank")
+    micro_batch_size: int = Field(
+        0, ge=0, description="sequences of one forward pass on one data rank; 0 = a whole step's, without accumulation"
+    )
     global_batch_size: int = Field(ge=1, description="sequences of one step over all ranks")
     seq_len: int = Field(ge=1, description="tokens of a sequence")
     eval_every: int = Field(0, ge=0, description="steps between evaluations; 0 = only at the end")
