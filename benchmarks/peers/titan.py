@@ -91,7 +91,7 @@ def main() -> None:
     from torchtitan.models import llama3  # pyright: ignore
     from torchtitan.models.common import attention, config_utils  # pyright: ignore
 
-    sdpa = getattr(attention, "ScaledDotProductAttention")
+    sdpa = attention.ScaledDotProductAttention
     config_utils.get_attention_config = llama3.get_attention_config = lambda backend: sdpa.Config()
     from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss  # pyright: ignore
     from torchtitan.components.optimizer import default_adamw  # pyright: ignore

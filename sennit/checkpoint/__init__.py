@@ -2,6 +2,7 @@
 
 from sennit.checkpoint.load import CheckpointInfo, describe, load, load_full, open_latest, read_meta, verify
 from sennit.checkpoint.ranks import new_checkpoint_group
+from sennit.checkpoint.resolve import resolve
 from sennit.checkpoint.save import SavedCheckpoint, Staged, Writer, save
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "new_checkpoint_group",
     "open_latest",
     "read_meta",
+    "resolve",
     "save",
     "verify",
 ]

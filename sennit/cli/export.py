@@ -48,10 +48,9 @@ def export_checkpoint(source: Path, out: Path, dtype: str) -> dict[str, Any]:
     from sennit.models import decoder_config
     from sennit.models.hf import check_free, hf_family, write_hf
     from sennit.recipe import parse_recipe
-    from sennit.train.checkpointing import resolve
 
     check_free(out)
-    path = resolve(source)
+    path = checkpoint.resolve(source)
     meta = checkpoint.read_meta(path)
     recipe = parse_recipe(meta["recipe"], str(path))
     config = decoder_config(recipe, int(meta["vocab_size"]))

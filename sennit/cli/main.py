@@ -30,7 +30,7 @@ COMMANDS = {
     "train": Command("sennit.cli.train", "train", "Train a recipe, on this machine or as a rank of a larger job."),
     "generate": Command("sennit.cli.generate", "generate", "Continue text with a trained model."),
     "export": Command("sennit.cli.export", "export", "Write a checkpoint as a Hugging Face model."),
-    "import": Command("sennit.cli.import_", "import_", "Read a Hugging Face model as a checkpoint."),
+    "import": Command("sennit.cli.import_", "import_", "Write a recipe that trains a Hugging Face model."),
     "data": Command("sennit.cli.data", "data", "Build and inspect tokenized data."),
     "doctor": Command("sennit.cli.doctor", "doctor", "Say what this machine can do, what is missing and why."),
     "report": Command("sennit.cli.report", "report", "Draw a run: one page and one picture."),
@@ -68,8 +68,7 @@ def load_command(command: Command) -> tuple[Callable[..., Any] | typer.Typer, di
         if error.name != command.module:
             raise
         raise ConfigError(f"This installation has no {command.module}; install sennit again.") from None
-    function = getattr(module, command.function, None) or module.command
-    return function, getattr(module, "SETTINGS", {})
+    return getattr(module, command.function), getattr(module, "SETTINGS", {})
 
 
 def _stub(command: Command) -> tuple[Callable[..., Any], dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 
-def command(
+def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory, for example runs/tiny.")],
     out: Annotated[
         Path | None,
@@ -32,4 +32,4 @@ def command(
         print(f"report:  {files.html}\npicture: {files.png}", file=sys.stderr)
 
 
-__all__ = ["command"]
+__all__ = ["report"]

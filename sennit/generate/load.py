@@ -71,8 +71,8 @@ def _load_hf(folder: Path, mesh: Mesh, device: torch.device, dtype: str) -> Load
 
 def _load_checkpoint(path: Path, mesh: Mesh, device: torch.device, dtype: str) -> LoadedModel:
     from sennit import checkpoint
+    from sennit.checkpoint import resolve
     from sennit.recipe import parse_recipe
-    from sennit.train.checkpointing import resolve
 
     folder = resolve(path)
     meta = checkpoint.read_meta(folder)

@@ -143,7 +143,7 @@ def _check_data(recipe: Recipe) -> list[str]:
         )
     if not data.source or (not isinstance(data.source, str) and "" in data.source):
         problems.append("data.source is empty; name files, folders or .bin/.idx prefixes, or stdlib.")
-    if data.tokenizer.startswith("bpe:"):
+    if data.tokenizer.startswith("bpe:") and data.source != "random":
         size = data.tokenizer[4:]
         if not size.isdigit() or int(size) < 260:
             problems.append(

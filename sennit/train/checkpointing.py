@@ -53,7 +53,7 @@ def resume_run(trainer: Trainer, run_dir: Path, group: Any, data_fingerprint: st
                 f"or set checkpoint.resume to auto or to the path of a checkpoint."
             )
     else:
-        path = resolve(Path(wanted), group)
+        path = checkpoint.resolve(Path(wanted), group)
     if path is None:
         return None
     meta = checkpoint.read_meta(path)
@@ -62,20 +62,6 @@ def resume_run(trainer: Trainer, run_dir: Path, group: Any, data_fingerprint: st
     checkpoint.load(path, state, group=group)
     trainer.restore(meta["progress"], state["random"]["cpu"])
     return path
-
-
-def resolve(path: Path, group: Any = None) -> Path:
-    """Return the checkpoint folder that `path` names: itself, or the newest verified one of a run directory."""
-    for root in (path / "checkpoints", path):
-        if root.is_dir() and not (root / "manifest.json").exists():
-            found = checkpoint.open_latest(root, group=group)
-            if found is not None:
-                return found.path
-    if (path / "manifest.json").exists():
-        return path
-    raise CheckpointError(
-        f"There is no complete checkpoint at {path}: give a run directory or a folder checkpoints/step-N."
-    )
 
 
 def check_same_data(trainer: Trainer, meta: dict[str, Any], data_fingerprint: str, path: Path) -> None:
@@ -105,4 +91,4 @@ def check_same_data(trainer: Trainer, meta: dict[str, Any], data_fingerprint: st
         )
 
 
-__all__ = ["check_same_data", "resolve", "resume_run", "save_run"]
+__all__ = ["check_same_data", "resume_run", "save_run"]

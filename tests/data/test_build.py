@@ -60,7 +60,7 @@ def test_documents_and_their_ends(texts: Path, tmp_path: Path, tokenizer: Tokeni
         [str(texts)], tmp_path / "d", tokenizer, report=lambda _, done, total: seen.append((done, total))
     )
     dataset = IndexedDataset(tmp_path / "d")
-    found = [tokenizer.decode(dataset.document(i)) for i in range(len(dataset))]
+    found = [tokenizer.decode(dataset.document(i).tolist()) for i in range(len(dataset))]
     expected = [(texts / "a.txt").read_text()]
     expected += [f"line {i} " * (i % 5) for i in range(25) if i % 5]
     expected += [f"row {i} of the table" for i in range(20) if i % 4]
@@ -145,7 +145,7 @@ def test_other_inputs_start_again(texts: Path, tmp_path: Path, tokenizer: Tokeni
     (texts / "b.jsonl").write_text('{"text": "only this"}\n')
     build_dataset([str(texts / "b.jsonl")], tmp_path / "o", tokenizer)
     dataset = IndexedDataset(tmp_path / "o")
-    assert [tokenizer.decode(dataset.document(0)), len(dataset)] == ["only this", 1]
+    assert [tokenizer.decode(dataset.document(0).tolist()), len(dataset)] == ["only this", 1]
 
 
 def test_a_full_disk_keeps_what_is_there(texts: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:

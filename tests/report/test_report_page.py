@@ -169,7 +169,7 @@ def test_command_prints_one_json_document(tmp_path, write_run):
     import typer
     from typer.testing import CliRunner
 
-    from sennit.cli.report import command
+    from sennit.cli.report import report as command
 
     app = typer.Typer()
     app.command()(command)

@@ -73,11 +73,10 @@ def load_checkpoint_weights(folder: Path, parameters: dict[str, Tensor], config:
     from sennit.checkpoint.storage import read_state
     from sennit.models.build import decoder_config
     from sennit.recipe import parse_recipe
-    from sennit.train.checkpointing import resolve
 
     group = checkpoint.new_checkpoint_group()
     try:
-        path = resolve(folder, group)
+        path = checkpoint.resolve(folder, group)
         if path == folder:  # `resolve` has verified one that it found itself
             checkpoint.verify(path, group=group)
     finally:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-
 from sennit.ops import passes as torch_passes
 from sennit.ops.cpu.native import call, integers, kind, pointer, real
 
