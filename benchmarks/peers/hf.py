@@ -18,7 +18,7 @@ def main() -> None:
         vocab_size=args.vocab,
         max_position_embeddings=args.seq,
         tie_word_embeddings=False,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # pyright: ignore
     )
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

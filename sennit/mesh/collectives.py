@@ -28,12 +28,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from sennit.mesh.axis import Axis
 
 # torch 2.13 renamed these and warns about the old names, which later releases may drop.
 _gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _group(axis: Axis) -> ProcessGroup:
+    assert axis.group is not None, f"axis {axis.name} of size {axis.size} has no group"
+    return axis.group
 
 
 def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
@@ -80,7 +86,7 @@ class _CopyTo(torch.autograd.Function):
     def spmd_typecheck(*, x: Tensor, axis: Axis) -> Any:
         from spmd_types import I, R, rules
 
-        return rules.reinterpret(x, axis.group, src=I, dst=R)
+        return rules.reinterpret(x, _group(axis), src=I, dst=R)
 
 
 class _ReduceFrom(torch.autograd.Function):
@@ -96,7 +102,7 @@ class _ReduceFrom(torch.autograd.Function):
     def spmd_typecheck(*, x: Tensor, axis: Axis) -> Any:
         from spmd_types import I, P, rules
 
-        return rules.all_reduce(x, axis.group, src=P, dst=I)
+        return rules.all_reduce(x, _group(axis), src=P, dst=I)
 
 
 class _Gather(torch.autograd.Function):
@@ -113,7 +119,7 @@ class _Gather(torch.autograd.Function):
     def spmd_typecheck(*, x: Tensor, axis: Axis, dim: int) -> Any:
         from spmd_types import R, S, rules
 
-        return rules.all_gather(x, axis.group, src=S(dim), dst=R)
+        return rules.all_gather(x, _group(axis), src=S(dim), dst=R)
 
 
 class _Scatter(torch.autograd.Function):
@@ -130,7 +136,7 @@ class _Scatter(torch.autograd.Function):
     def spmd_typecheck(*, x: Tensor, axis: Axis, dim: int) -> Any:
         from spmd_types import P, S, rules
 
-        return rules.reduce_scatter(x, axis.group, src=P, dst=S(dim))
+        return rules.reduce_scatter(x, _group(axis), src=P, dst=S(dim))
 
 
 class _Split(torch.autograd.Function):
@@ -147,7 +153,7 @@ class _Split(torch.autograd.Function):
     def spmd_typecheck(*, x: Tensor, axis: Axis, dim: int) -> Any:
         from spmd_types import I, S, rules
 
-        return rules.convert(x, axis.group, src=I, dst=S(dim))
+        return rules.convert(x, _group(axis), src=I, dst=S(dim))
 
 
 def copy_to(x: Tensor, axis: Axis) -> Tensor:

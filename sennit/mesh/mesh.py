@@ -42,7 +42,8 @@ class Mesh:
     def submesh(self, *names: str) -> DeviceMesh:
         """Return the torch DeviceMesh over `names`; only in a job of several processes."""
         assert self.device_mesh is not None, "a job of one process has no device mesh"
-        return self.device_mesh[names if len(names) > 1 else names[0]]
+        first, *others = names
+        return self.device_mesh[names] if others else self.device_mesh[first]
 
 
 def build_mesh(
@@ -53,7 +54,7 @@ def build_mesh(
     The product of the sizes must equal the world size (checked before, by `check_run`). Collective: every rank must
     call it. With one process and no process group, returns a mesh of axes of size 1.
     """
-    sizes = dict(zip(DIMENSIONS, (pp, dp_replicate, dp_shard, cp, tp), strict=True))
+    sizes: dict[str, int] = dict(zip(DIMENSIONS, (pp, dp_replicate, dp_shard, cp, tp), strict=True))
     if not dist.is_initialized():
         assert all(size == 1 for size in sizes.values()), f"no process group for a mesh of {sizes}"
         return Mesh()

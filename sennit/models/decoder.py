@@ -122,7 +122,7 @@ class Decoder(nn.Module):
     def new_caches(self, batch: int, max_length: int) -> list[LayerCache]:
         """Return empty key/value caches for `batch` sequences of up to `max_length` tokens, for this rank's heads."""
         config = self.config
-        heads = self.layers[0].attention.num_local_kv_heads  # type: ignore[union-attr]
+        heads = max(config.num_kv_heads // self.mesh.tp.size, 1)
         like = local(self.norm.weight.detach())
         return [LayerCache(batch, max_length, heads, config.head_size, like=like) for _ in self.layers]
 

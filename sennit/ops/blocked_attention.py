@@ -122,7 +122,8 @@ class ToRows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
-        return kernels.rope_heads(grad, *ctx.saved_tensors, ctx.batch, ctx.length), None, None, None
+        cos, sin = ctx.saved_tensors
+        return kernels.rope_heads(grad, cos, sin, ctx.batch, ctx.length), None, None, None
 
 
 class ToHeads(torch.autograd.Function):

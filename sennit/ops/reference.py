@@ -78,11 +78,11 @@ def attention(
     Holds a dense mask and all scores: for small sizes and as the truth for others.
     """
     n, g = q.shape[2], k.shape[2]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (wide(x).transpose(1, 2) for x in (q, k, v))
     if n != g:
         k, v = (x.repeat_interleave(n // g, 1) for x in (k, v))
-    scores = q @ k.mT * scale
+    scores = q @ k.mT * factor
     mask = visible(q.shape[2], k.shape[2], causal=causal, documents=documents, window=window, device=q.device)
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None], float("-inf"))

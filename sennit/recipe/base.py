@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 T = TypeVar("T", bound=StrEnum)
+S = TypeVar("S", bound=BaseModel)
 
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 """A list of strings; TOML arrays are accepted, the value is a tuple."""
@@ -26,4 +27,10 @@ def choice(default: T, description: str) -> T:
     return Field(default, description=description, strict=False)
 
 
-__all__ = ["Integers", "Section", "Strings", "choice"]
+def section(kind: type[S], description: str) -> S:
+    """Return a field that holds a section with its defaults."""
+    make: Any = kind
+    return Field(default_factory=make, description=description)
+
+
+__all__ = ["Integers", "Section", "Strings", "choice", "section"]

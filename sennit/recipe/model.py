@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from sennit.recipe.base import Section, choice
+from sennit.recipe.base import Section, choice, section
 
 
 class Family(StrEnum):
@@ -56,9 +56,7 @@ class ModelSection(Section):
     max_position: int = Field(0, ge=0, description="longest context the model is declared for; 0 = train.seq_len")
     norm_eps: float = Field(1e-5, gt=0, le=1e-1, description="epsilon of RMSNorm")
     rope_theta: float = Field(10000.0, gt=1, description="base of the rotary frequencies")
-    rope_scaling: RopeScalingSection = Field(
-        default_factory=RopeScalingSection, description="stretching of rotary frequencies"
-    )
+    rope_scaling: RopeScalingSection = section(RopeScalingSection, "stretching of rotary frequencies")
     tie_embeddings: bool = Field(False, description="use the embedding as the output head")
     qkv_bias: bool = Field(False, description="add biases to the query, key and value projections (Qwen2)")
     qk_norm: bool = Field(False, description="normalise queries and keys per head (Qwen3)")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from sennit.recipe.base import Section
+from sennit.recipe.base import Section, section
 from sennit.recipe.layout import OpsSection, ParallelSection, PrecisionSection, RecomputeSection
 from sennit.recipe.model import DataSection, ModelSection
 from sennit.recipe.output import CheckpointSection, LogSection, RunSection
@@ -19,18 +19,18 @@ from sennit.recipe.training import LrSection, OptimizerSection, TrainSection
 class Recipe(Section):
     """A run as data. Made by `load_recipe`, resolved by `check_run`, never changed afterwards (`replace` copies)."""
 
-    run: RunSection = Field(default_factory=RunSection, description="identity of the run")
+    run: RunSection = section(RunSection, "identity of the run")
     model: ModelSection = Field(description="the decoder")
-    data: DataSection = Field(default_factory=DataSection, description="text and tokenizer")
+    data: DataSection = section(DataSection, "text and tokenizer")
     train: TrainSection = Field(description="length and batch")
-    parallel: ParallelSection = Field(default_factory=ParallelSection, description="sizes of the mesh dimensions")
-    precision: PrecisionSection = Field(default_factory=PrecisionSection, description="number formats")
-    recompute: RecomputeSection = Field(default_factory=RecomputeSection, description="recomputation in the backward pass")
-    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="update rule")
+    parallel: ParallelSection = section(ParallelSection, "sizes of the mesh dimensions")
+    precision: PrecisionSection = section(PrecisionSection, "number formats")
+    recompute: RecomputeSection = section(RecomputeSection, "recomputation in the backward pass")
+    optimizer: OptimizerSection = section(OptimizerSection, "update rule")
     lr: LrSection = Field(description="learning rate")
-    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="checkpoints")
-    log: LogSection = Field(default_factory=LogSection, description="metrics and samples")
-    ops: OpsSection = Field(default_factory=OpsSection, description="operators")
+    checkpoint: CheckpointSection = section(CheckpointSection, "checkpoints")
+    log: LogSection = section(LogSection, "metrics and samples")
+    ops: OpsSection = section(OpsSection, "operators")
 
     def to_toml(self) -> str:
         """Return the recipe as TOML text; `parse_recipe` of it gives an equal recipe."""
