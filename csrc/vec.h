@@ -46,12 +46,17 @@ inline void store(float* p, vf x) { std::memcpy(p, &x, sizeof(x)); }
 
 // Round to nearest, ties to even; a NaN stays one.
 inline void store(bf16* p, vf x) {
+#ifdef __AVX512BF16__
+  const __m256bh half = _mm512_cvtneps_pbh(bits_as<__m512>(x));
+  std::memcpy(p, &half, sizeof(half));
+#else
   const vu u = bits_as<vu>(x);
   vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const vi nan = x != x;
   rounded = nan ? vu{} + 0x7fc0u : rounded;
   const vh half = __builtin_convertvector(rounded, vh);
   std::memcpy(p, &half, sizeof(half));
+#endif
 }
 
 inline float get(const float* p) { return *p; }

@@ -62,9 +62,10 @@ class Attention(nn.Module):
         h, d, tp = config.hidden_size, config.head_size, mesh.tp.size
         std, out_std = config.init_std, config.init_std / (2 * config.num_layers) ** 0.5
         self.wq = ColumnLinear(mesh, h, config.num_heads * d, std=std, bias=config.qkv_bias)
+        kv = config.num_kv_heads * d
         if config.num_kv_heads >= tp:
-            self.wk: ColumnLinear | ReplicatedHeadsLinear = ColumnLinear(mesh, h, config.num_kv_heads * d, std=std, bias=config.qkv_bias)
-            self.wv: ColumnLinear | ReplicatedHeadsLinear = ColumnLinear(mesh, h, config.num_kv_heads * d, std=std, bias=config.qkv_bias)
+            self.wk: ColumnLinear | ReplicatedHeadsLinear = ColumnLinear(mesh, h, kv, std=std, bias=config.qkv_bias)
+            self.wv: ColumnLinear | ReplicatedHeadsLinear = ColumnLinear(mesh, h, kv, std=std, bias=config.qkv_bias)
         else:
             self.wk = ReplicatedHeadsLinear(mesh, h, config.num_kv_heads, d, std=std, bias=config.qkv_bias)
             self.wv = ReplicatedHeadsLinear(mesh, h, config.num_kv_heads, d, std=std, bias=config.qkv_bias)
@@ -74,7 +75,6 @@ class Attention(nn.Module):
         self.head_size = d
         self.window = config.sliding_window
         self.layer = layer
-        self.num_local_kv_heads = max(config.num_kv_heads // tp, 1)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """[b, s, h] -> a partial sum [b, s, h]."""

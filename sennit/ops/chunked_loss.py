@@ -51,10 +51,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         if need_weight:
             few = -(-tokens // rows) <= NATIVE_CHUNKS
             sums = kernels.weight_sum(weight, weight.dtype if few else wide)
+        buffer = x.new_empty((min(rows, tokens), weight.shape[0]))  # one for all chunks: fresh pages cost as much as the product
         for start in range(0, tokens, rows):
             part = slice(start, start + rows)
             label, inputs = labels[part], x[part]
-            logits = inputs @ weight.mT
+            logits = torch.mm(inputs, weight.mT, out=buffer[: len(inputs)])
             top, exponentials, target, every = kernels.logit_statistics(logits, label, first, real)
             if axis.size > 1:
                 highest = collectives.all_reduce_max(top, axis)

@@ -25,6 +25,7 @@ def variants() -> dict[str, tuple[str, ...]]:
     """Return the builds for this kind of machine, best first: name -> compiler flags."""
     if platform.machine() in ("x86_64", "AMD64"):
         return {
+            "x86-64-v4-bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"),
             "x86-64-v4": ("-march=x86-64-v4", "-mprefer-vector-width=512"),
             "x86-64-v3": ("-march=x86-64-v3",),
         }
@@ -35,8 +36,10 @@ def runs_here(variant: str) -> bool:
     """Whether this CPU has the instructions of `variant`."""
     from sennit.device.cores import cpu_flags
 
+    v4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
     needed = {
-        "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+        "x86-64-v4-bf16": v4 | {"avx512_bf16"},
+        "x86-64-v4": v4,
         "x86-64-v3": {"avx2", "bmi2", "f16c", "fma"},
     }
     return needed.get(variant, set()) <= cpu_flags()

@@ -106,8 +106,13 @@ class WeightSum(torch_passes.WeightSum):
 
     def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
         self._turned = weight.dtype == torch.bfloat16
-        super().__init__(weight.mT if self._turned else weight, dtype)
-        self.total = self.total.contiguous()
+        if not self._turned:
+            super().__init__(weight, dtype)
+            return
+        outputs, inputs = weight.shape
+        new = torch.empty if dtype == weight.dtype else torch.zeros  # the first product overwrites, or adds
+        self.total = new((inputs, outputs), dtype=dtype)
+        self._first = True
 
     def add(self, grad: Tensor, x: Tensor) -> None:
         """Add a chunk."""
