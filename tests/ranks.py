@@ -128,10 +128,11 @@ def run_ranks(
                              lambda: fn(*args, **kwargs))  # fmt: skip
                 os.close(write_end)
                 ranks.append(_Rank(rank, pid, read_end, stacks))
-            # The store lives in this process, so that no rank's end takes it away. It starts a thread, and a fork
-            # beside a busy thread may inherit a lock that nobody will release: so only now.
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            os.write(hold, _PORT.pack(store.port) * world_size)
+            if not process_group:
+                # For env://. It lives in this process, so that no rank's end takes it away. It starts a thread, and a
+                # fork beside a busy thread may inherit a lock that nobody will release: so only now.
+                store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            os.write(hold, _PORT.pack(store.port if store is not None else 0) * world_size)
             in_time = _collect(ranks, deadline)
         finally:
             os.close(hold)
@@ -204,7 +205,8 @@ def _be_rank(
         (port,) = _PORT.unpack(os.read(gate, _PORT.size))
         _prepare(rank, world_size, port)
         if process_group:
-            store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout))
+            # not a TCPStore: it asks DNS for the name of ::ffff:127.0.0.1, which takes seconds where none answers
+            store = dist.FileStore(str(stacks.with_name("store")), world_size)
             limit = timedelta(seconds=timeout)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
         body = pickle.dumps(("result", call()))
