@@ -70,7 +70,11 @@ def _load_document(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(f"{name}: base={base!r} is not text; give the name of a preset or the path of a file.")
     if is_file and (base.endswith(".toml") or "/" in base):
         base = str(path.parent / base)
-    return _merged(_load_document(base, (*seen, key)), document)
+    try:
+        below = _load_document(base, (*seen, key))
+    except ConfigError as error:
+        raise ConfigError(f"{name}, base: {error}") from None
+    return _merged(below, document)
 
 
 def _read_file(path: Path) -> str:

@@ -12,11 +12,13 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, FrameType
 
 import pytest
 import torch
 
 from sennit import checkpoint
+from sennit.checkpoint.folders import _remove, put_in_place
 from sennit.checkpoint.storage import _HashedFile
 from sennit.errors import CheckpointError
 from tests.checkpoint.common import equal, holds, save_steps, small_state, zeros
@@ -79,33 +81,17 @@ def save_value(root: Path, step: int, value: int) -> None:
     checkpoint.save(root, step, small_state(value), meta={"progress": {"step": value}}, keep=2)
 
 
-def run_to_call(fn: Callable[[], None], number: int) -> int:
-    """Run `fn` in a fork that kills itself with SIGKILL at its `number`-th call of any function; return the status."""
-    pid = os.fork()
-    if pid == 0:
-        left = number
+def count_calls(fn: Callable[[], None], within: CodeType, kill_at: int = 0) -> int:
+    """Run `fn` and return the calls of any function made inside `within`; SIGKILL this process at the `kill_at`-th."""
+    calls = depth = 0
 
-        def count(*event: object) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        try:
-            sys.setprofile(count)
-            fn()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def count_calls(fn: Callable[[], None]) -> int:
-    calls = 0
-
-    def count(*event: object) -> None:
-        nonlocal calls
-        calls += 1
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal calls, depth
+        if frame.f_code is within:
+            depth += {"call": 1, "return": -1}.get(event, 0)
+        calls += depth > 0
+        if depth and calls == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     sys.setprofile(count)
     try:
@@ -115,19 +101,35 @@ def count_calls(fn: Callable[[], None]) -> int:
     return calls
 
 
+def run_killed(fn: Callable[[], None], within: CodeType, kill_at: int) -> None:
+    """Run `fn` in a fork that is killed at that call, if it makes so many."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            count_calls(fn, within, kill_at)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (-signal.SIGKILL, 0)
+
+
 def test_a_kill_at_any_moment_leaves_the_former_or_the_new_checkpoint(tmp_path: Path) -> None:
     save_value(tmp_path, 1, 1)
     save_value(tmp_path, 2, 2)
-    calls = count_calls(lambda: save_value(tmp_path, 2, 3))
+    # a third of the kills anywhere in a save, a third between the renames of its commit, a third in removing an old one
+    spans = [
+        (function.__code__, count_calls(lambda v=value: save_value(tmp_path, v, v), function.__code__))
+        for value, function in enumerate((checkpoint.save, put_in_place, _remove), start=3)
+    ]
     pick = random.Random(0)
-    step, value, committed = 2, 3, 0
-    for trial in range(60):
-        # half of the kills over the whole save, half in its last part: commit and retention; every third save
-        # replaces the newest checkpoint
-        at = pick.randrange(1, calls) if trial % 2 else pick.randrange(calls * 9 // 10, calls)
-        next_step, next_value = step + (trial % 3 != 0), value + 1
-        status = run_to_call(lambda s=next_step, v=next_value: save_value(tmp_path, s, v), at)
-        assert status in (-signal.SIGKILL, 0)
+    step, value, committed = 5, 5, 0
+    for trial in range(120):
+        code, calls = spans[trial % 3]
+        next_step, next_value = step + (trial // 3 % 2), value + 1  # every other one replaces the newest
+        at = pick.randrange(1, calls + 40)  # a replacement makes a few more
+        run_killed(lambda s=next_step, v=next_value: save_value(tmp_path, s, v), code, at)
+        for path in tmp_path.glob("step-*"):
+            checkpoint.verify(path)
         found = checkpoint.open_latest(tmp_path)
         assert found is not None, (trial, os.listdir(tmp_path))
         got = found.meta["progress"]["step"]
@@ -135,7 +137,7 @@ def test_a_kill_at_any_moment_leaves_the_former_or_the_new_checkpoint(tmp_path: 
         assert (found.step, got) in ((step, value), (next_step, next_value)), trial
         committed += got == next_value
         step, value = found.step, got
-    assert 5 < committed < 55, "the kills missed the save"
+    assert 40 < committed < 110, "the kills missed the commit"
     save_value(tmp_path, step + 1, value + 1)
     assert len(os.listdir(tmp_path)) == 2, "leftovers"
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import Placement
 
 from sennit import checkpoint
 from sennit.checkpoint.load import _share
@@ -36,18 +37,23 @@ def full_values(step: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def placements_of(name: str, layout: str) -> list[Placement]:
-    """fsdp: every tensor split by rows. tp: wq by rows, wo by columns, the rest whole. Together: the tp part split
-    further by rows, as FSDP2 does where the rows are not yet split."""
-    tp = {"wq.weight": Shard(0), "wo.weight": Shard(1)}.get(name, Replicate())
-    return {"fsdp": [Shard(0)], "tp": [tp], "fsdp-tp": [Shard(0) if tp != Shard(0) else Replicate(), tp]}[layout]
-
-
 def sharded(values: dict[str, torch.Tensor], layout: str) -> dict[str, Any]:
-    """`values` as DTensors in `layout`, and one plain tensor that all ranks share."""
-    shape = (2, dist.get_world_size() // 2) if "-" in layout else (dist.get_world_size(),)
-    mesh = init_device_mesh("cpu", shape)
-    model = {name: distribute_tensor(value, mesh, placements_of(name, layout)) for name, value in values.items()}
+    """`values` as DTensors in `layout`, and one plain tensor that all ranks share.
+
+    tp: wq by rows, wo by columns, the rest whole. fsdp: every tensor by rows, by FSDP itself; of wq it then splits the
+    rows that tp has left.
+    """
+    size = dist.get_world_size()
+    tp_size = {"fsdp": 1, "tp": size, "fsdp-tp": 2}[layout]
+    mesh = init_device_mesh("cpu", (size // tp_size, tp_size), mesh_dim_names=("dp_shard", "tp"))
+    model: dict[str, Any] = dict(values)
+    if "tp" in layout:
+        split = {"wq.weight": Shard(0), "wo.weight": Shard(1)}
+        model = {n: distribute_tensor(v, mesh["tp"], [split.get(n, Replicate())]) for n, v in values.items()}
+    if "fsdp" in layout:
+        module = nn.ParameterDict({name.replace(".", "_"): nn.Parameter(value) for name, value in model.items()})
+        fully_shard(module, mesh=mesh["dp_shard"])
+        model = {name: module[name.replace(".", "_")].detach() for name in model}
     return {"model": model, "random": {"cpu": torch.full((9,), 7, dtype=torch.uint8)}}
 
 
