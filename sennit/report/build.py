@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sennit.errors import SennitError
+from sennit.errors import DataError
 from sennit.report.page import render_page
 from sennit.report.panels import build_panels, time_shares
 from sennit.report.png import render_png
@@ -27,7 +27,7 @@ def build_report(run_dir: Path, out: Path | None = None) -> ReportFiles:
 
     `out`: a path ending in .html (the PNG goes beside it, with the same name), or a folder, made if it is missing.
     Without it, report.html and report.png in the run directory. A run that is unfinished, empty or partly damaged
-    still gets its report. Raises SennitError if there is no run at `run_dir` or the files cannot be written.
+    still gets its report. Raises DataError if there is no run at `run_dir` or the files cannot be written.
     """
     run_dir = Path(run_dir)
     files = report_paths(run_dir, out)
@@ -55,7 +55,7 @@ def _write(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise SennitError(
+        raise DataError(
             f"The report cannot be written to {path}: {error.strerror}. Give another place with --out PATH."
         ) from error
 

@@ -32,7 +32,7 @@ def headline(run: RunData) -> list[Figure]:
         Figure("Throughput", words.count(throughput(run)), "tokens/s, median step"),
         Figure("MFU", _percent(mfu(run)), mfu_words(run, percent=False)),
         Figure("Peak memory", words.gibibytes(peak_memory(run)), "rank 0"),
-        Figure("Time", words.duration(_summary(run, "train_seconds")), "start to end, last session"),
+        Figure("Time", words.duration(_summary(run, "train_seconds")), "from the last start to the end"),
     ]
     return [figure for figure in figures if figure.value != words.ABSENT]
 

@@ -134,6 +134,7 @@ def _panel_json(panel: Panel) -> dict[str, Any]:
         "yAxis": panel.y_axis,
         "rightAxis": panel.right_axis,
         "fromZero": panel.from_zero,
+        "yMax": panel.y_max,
         "log": panel.log,
         "traces": traces,
     }

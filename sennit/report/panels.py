@@ -42,7 +42,11 @@ class Trace:
 
 @dataclass(slots=True)
 class Panel:
-    """A picture over steps. `right_axis`: title of a second axis; `note`: a few words beside the title."""
+    """A picture over steps.
+
+    `right_axis`: title of a second axis; `y_max`: where the left axis ends (0: where the curves do); `note`: a few words
+    beside the title.
+    """
 
     key: str
     title: str
@@ -50,6 +54,7 @@ class Panel:
     traces: list[Trace]
     right_axis: str = ""
     from_zero: bool = False
+    y_max: float = 0.0
     log: bool = False
     note: str = ""
 
@@ -163,7 +168,10 @@ def phase_panel(run: RunData) -> Panel | None:
     x, means = group_means(run.steps["step"], phases)
     scale = 1000.0
     traces = [Trace(name, x, y * scale, phase_color(name), Style.STACK) for name, y in means.items()]
-    return Panel("phases", "Time of a step", "ms a step, rank 0", traces, from_zero=True)
+    total = scale * np.sum(list(means.values()), axis=0)
+    usual = 1.5 * float(np.quantile(total, 0.98))  # one slow step, often the first, must not flatten all others
+    y_max = usual if total.max() > usual > 0 else 0.0
+    return Panel("phases", "Time of a step", "ms a step, rank 0", traces, from_zero=True, y_max=y_max)
 
 
 def time_shares(run: RunData) -> Shares | None:

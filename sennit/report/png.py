@@ -80,17 +80,17 @@ def _head(figure: Figure, run: RunData, height: float) -> None:
 
     def text(x: float, inches: float, content: str, **style: Any) -> None:
         content = "".join(c if " " <= c <= "~" else "?" for c in content)
-        figure.text(x, 1 - inches / height, content, va="top", parse_math=False, **style)
+        figure.text(x, 1 - inches / height, content, va="baseline", parse_math=False, **style)
 
     _, progress = facts.status(run)
-    text(0.025, 0.14, run_name(run)[:80], fontsize=17, fontweight="bold", color=TEXT)
-    text(0.025, 0.47, "  |  ".join([*facts.subtitle(run), progress])[:160], fontsize=10, color=MUTED)
+    text(0.025, 0.34, run_name(run)[:80], fontsize=17, fontweight="bold", color=TEXT)
+    text(0.025, 0.62, "  |  ".join([*facts.subtitle(run), progress])[:160], fontsize=10, color=MUTED)
     figures = facts.headline(run)
     for index, item in enumerate(figures):
         x = 0.025 + index * 0.96 / max(len(figures), 1)
-        text(x, 0.73, item.label, fontsize=9, color=MUTED)
-        text(x, 0.89, item.value, fontsize=13, fontweight="bold", color=TEXT)
-        text(x, 1.13, item.detail[:30], fontsize=7, color=MUTED)
+        text(x, 0.93, item.label, fontsize=9, color=MUTED)
+        text(x, 1.14, item.value, fontsize=13, fontweight="bold", color=TEXT)
+        text(x, 1.32, item.detail[:30], fontsize=7, color=MUTED)
 
 
 def _draw_panel(axes: Axes, panel: Panel, resumes: list[int]) -> None:
@@ -114,7 +114,7 @@ def _draw_panel(axes: Axes, panel: Panel, resumes: list[int]) -> None:
     for step in resumes:
         axes.axvline(step, color=COLORS["resume"], linewidth=1.2, linestyle=":")
     if panel.from_zero and not panel.log:
-        axes.set_ylim(0, axes.get_ylim()[1] * 1.04)
+        axes.set_ylim(0, panel.y_max or axes.get_ylim()[1] * 1.04)
     if len(panel.traces) - sum(trace.right for trace in panel.traces) > 1:
         axes.legend(
             fontsize=7.5, frameon=False, labelcolor=TEXT, loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=6

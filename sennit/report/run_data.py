@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sennit.errors import SennitError
+from sennit.errors import DataError
 
 Array = NDArray[np.float64]
 
@@ -87,7 +87,7 @@ def load_run(run_dir: Path) -> RunData:
     """Return what is known about the run in `run_dir`.
 
     Missing or damaged files leave their part empty, with a line in `notes`.
-    Raises SennitError if there is no run at `run_dir` at all.
+    Raises DataError if there is no run at `run_dir` at all.
     """
     check_run_exists(run_dir)
     notes: list[str] = []
@@ -117,7 +117,7 @@ def load_run(run_dir: Path) -> RunData:
 
 
 def check_run_exists(run_dir: Path) -> None:
-    """Raise SennitError, naming the path and the runs beside it, unless `run_dir` holds a run."""
+    """Raise DataError, naming the path and the runs beside it, unless `run_dir` holds a run."""
     if run_dir.is_dir() and any((run_dir / name).is_file() for name in RUN_FILES):
         return
     if not run_dir.exists():
@@ -132,7 +132,7 @@ def check_run_exists(run_dir: Path) -> None:
             found += [metrics.parent for metrics in parent.glob("*/metrics.jsonl")]
     found = sorted(set(found), key=lambda path: path.stat().st_mtime, reverse=True)[:5]
     advice = f"Runs nearby: {', '.join(map(str, found))}." if found else "Train one first with `sennit train`."
-    raise SennitError(f"{problem} {advice}")
+    raise DataError(f"{problem} {advice}")
 
 
 def read_records(path: Path, notes: list[str]) -> tuple[list[dict[str, Any]], int]:

@@ -47,6 +47,10 @@ class Layout:
     def world(self) -> int:
         return self.dp_replicate * self.dp_shard * self.tp
 
+    @property
+    def data_ranks(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
     def overrides(self) -> dict[str, str]:
         return {
             "parallel.dp_replicate": str(self.dp_replicate),
@@ -144,13 +148,12 @@ class Case:
 
     def recipe(self) -> Recipe:
         layout = LAYOUTS[self.layout]
-        ranks = layout.dp_replicate * layout.dp_shard
         overrides = {
             **BASE,
             **FAMILIES[self.family],
             **OPTIMIZERS[self.optimizer],
             **layout.overrides(),
-            "train.micro_batch_size": str(ROWS // ranks // self.accumulate),
+            "train.micro_batch_size": str(ROWS // layout.data_ranks // self.accumulate),
             **dict(self.options),
         }
         return check_run(load_recipe("tiny", overrides), layout.world)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parity.forks import errors_by_world, reference
+from tests.parity.cases import errors_by_world, reference
 from tests.parity.runs import TOLERANCE, Case
 
 CASES = [

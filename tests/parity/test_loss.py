@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from sennit.mesh import Mesh
 from sennit.ops.documents import DocumentMask
-from tests.parity.forks import errors_by_world, reference
+from tests.parity.cases import errors_by_world, reference
 from tests.parity.runs import TOLERANCE, VOCAB, Case, Errors, global_batch, mesh_of, new_trainer, trace
 from tests.ranks import run_ranks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.parity.forks import reference
+from tests.parity.cases import reference
 from tests.parity.runs import Case, Trace, trace
 from tests.ranks import run_ranks
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from sennit.train.gradients import local_data
-from tests.parity.forks import reference
+from tests.parity.cases import reference
 from tests.parity.runs import LAYOUTS, Case, mesh_of, new_trainer, weights
 from tests.ranks import run_ranks
 

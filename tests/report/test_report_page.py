@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from sennit.errors import SennitError
+from sennit.errors import DataError
 from sennit.report import build_report
 from sennit.report.page import script_json
 
@@ -160,7 +160,7 @@ def test_where_the_files_go(tmp_path, write_run):
     assert files.html == tmp_path / "new" / "page.html" and files.png == tmp_path / "new" / "page.png"
     assert build_report(run, tmp_path / "folder").html == tmp_path / "folder" / "report.html"
     (tmp_path / "file").write_text("")
-    with pytest.raises(SennitError, match="cannot be written"):
+    with pytest.raises(DataError, match="cannot be written"):
         build_report(run, tmp_path / "file" / "page.html")
     assert not list(tmp_path.rglob("*.tmp"))
 

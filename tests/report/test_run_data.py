@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sennit.errors import SennitError
+from sennit.errors import DataError
 from sennit.report import words
 from sennit.report.run_data import load_run
 from sennit.report.series import group_means, minutes_of_training, smooth, thin
@@ -54,7 +54,7 @@ def test_no_run_at_all_is_one_error_that_names_the_path_and_the_runs_beside_it(t
         path.write_text("")
     elif kind == "empty folder":
         path.mkdir()
-    with pytest.raises(SennitError, match="tiny-8.*Runs nearby.*tiny-7"):
+    with pytest.raises(DataError, match="tiny-8.*Runs nearby.*tiny-7"):
         load_run(path)
 
 

@@ -94,6 +94,7 @@
     layout.xaxis = axisStyle({ title: axisTitle(axisTitles[view.axis]), showgrid: false, showline: true, ticks: "outside", hoverformat: ",.6~g" });
     layout.xaxis.range = (view.range || whole()).slice();
     layout.yaxis = axisStyle({ title: axisTitle(panel.yAxis), type: log ? "log" : "linear", rangemode: panel.fromZero ? "tozero" : "normal" });
+    if (panel.yMax && !log) layout.yaxis.range = [0, panel.yMax];
     if (panel.rightAxis) {
       layout.yaxis2 = axisStyle({
         title: axisTitle(panel.rightAxis), overlaying: "y", tickmode: "auto", side: "right", showgrid: false,

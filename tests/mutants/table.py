@@ -1,0 +1,187 @@
+"""Every communication of a training step, each left out in turn, and the fast test that notices.
+
+A mutant puts the identity (or the rank's own part, where the shape must change) in place of one communication. Its
+killer is a check that passes without the mutant and must fail with it. Where a collective communicates in its forward
+and in its backward pass, each is a mutant of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+import sennit.models.build
+import sennit.nn.linear
+import sennit.train.gradients
+import sennit.train.optimizer
+import sennit.train.trainer
+from sennit.mesh import Axis, Mesh, collectives
+from sennit.nn import ReplicatedHeadsLinear, RMSNorm, local
+from sennit.train.trainer import Trainer
+from tests.mesh.test_collectives import check_pairs, check_without_gradient
+from tests.mutants.killers import layout_equals_one_process, on_ranks, random_state_is_that_of_rank_zero
+from tests.parity.runs import Case
+
+Killer = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`apply` leaves out `covers`, functions of Sennit that communicate; `killer` raises AssertionError then."""
+
+    covers: str
+    apply: Callable[[pytest.MonkeyPatch], None]
+    killer: Killer
+
+
+def own_copies(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """The shape of an all-gather, without it."""
+    return torch.cat([x] * axis.size, dim)
+
+
+def own_part(x: Tensor, axis: Axis, dim: int) -> Tensor:
+    """The shape of a reduce-scatter, without the sum."""
+    return x.chunk(axis.size, dim)[axis.rank].contiguous()
+
+
+def set_to(owner: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(owner, name, value)
+
+
+def forward(function: Any, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return set_to(function, "forward", staticmethod(value))
+
+
+def backward(function: Any, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return set_to(function, "backward", staticmethod(value))
+
+
+def identity(x: Tensor, axis: Axis) -> Tensor:
+    return x
+
+
+def gather_own(ctx: Any, x: Tensor, axis: Axis, dim: int) -> Tensor:
+    ctx.axis, ctx.dim = axis, dim
+    return own_copies(x, axis, dim)
+
+
+def scatter_own(ctx: Any, x: Tensor, axis: Axis, dim: int) -> Tensor:
+    ctx.axis, ctx.dim = axis, dim
+    return own_part(x, axis, dim)
+
+
+def gradient_part(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return own_part(grad, ctx.axis, ctx.dim), None, None
+
+
+def gradient_copies(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return own_copies(grad, ctx.axis, ctx.dim), None, None
+
+
+def own_rows(self: ReplicatedHeadsLinear, weight: Tensor) -> Tensor:
+    return local(weight).narrow(0, self._start, self._head_size)
+
+
+def without_all_reduce_of(dtype: torch.dtype) -> Callable[[pytest.MonkeyPatch], None]:
+    """Let the trainer's all-reduces of tensors of `dtype` do nothing."""
+
+    def all_reduce(tensor: Tensor, **options: Any) -> None:
+        if tensor.dtype != dtype:
+            dist.all_reduce(tensor, **options)
+
+    return set_to(sennit.train.trainer, "dist", SimpleNamespace(all_reduce=all_reduce, broadcast=dist.broadcast))
+
+
+def norm_of_this_rank(parameters: Any, gradients: Any, mesh: Mesh) -> float:
+    return sennit.train.gradients.gradient_norm(parameters, gradients, replace(mesh, world=Axis("world")))
+
+
+def without_sum_over_replicas(patch: pytest.MonkeyPatch) -> None:
+    real = sennit.models.build.shard_parameters
+
+    def shard_parameters(model: Any, *args: Any, **options: Any) -> None:
+        real(model, *args, **options)
+        model.set_requires_all_reduce(False)
+
+    patch.setattr(sennit.models.build, "shard_parameters", shard_parameters)
+
+
+def shard_by_shard(patch: pytest.MonkeyPatch) -> None:
+    """Muon iterates on each rank's shard by itself."""
+    patch.setattr(sennit.train.optimizer, "_like", lambda parameter, data: data)
+    patch.setattr(sennit.train.optimizer, "_local_part", lambda update, parameter: update)
+
+
+tp2, tp2_sp = layout_equals_one_process(Case("tp2")), layout_equals_one_process(Case("tp2-sp"))
+fsdp2 = layout_equals_one_process(Case("fsdp2"))
+dp2 = layout_equals_one_process(Case("dp2"))
+qwen3_tp2 = layout_equals_one_process(Case("tp2", "qwen3"))
+kv_heads = layout_equals_one_process(Case("tp2", options=(("model.num_kv_heads", "1"),)))
+hsdp = layout_equals_one_process(Case("hsdp2x2"))
+muon = layout_equals_one_process(Case("fsdp2", optimizer="muon", data="plain"))
+pairs = on_ranks(check_pairs)
+outside_autograd = on_ranks(check_without_gradient)
+
+MUTANTS: dict[str, Mutant] = {
+    "copy_to backward": Mutant("copy_to", set_to(collectives, "copy_to", identity), tp2),
+    "reduce_from forward": Mutant("reduce_from", forward(collectives._ReduceFrom, lambda ctx, x, axis: x.clone()), tp2),
+    "gather_sequence forward": Mutant("gather_sequence", forward(collectives._Gather, gather_own), tp2_sp),
+    "gather_sequence backward": Mutant("gather_sequence", backward(collectives._Gather, gradient_part), tp2_sp),
+    "scatter_sequence forward": Mutant("scatter_sequence", forward(collectives._Scatter, scatter_own), tp2_sp),
+    "scatter_sequence backward": Mutant("scatter_sequence", backward(collectives._Scatter, gradient_copies), tp2_sp),
+    "split_sequence forward": Mutant(
+        "split_sequence", forward(collectives._Split, lambda ctx, x, axis, dim: gather_own(ctx, x, axis, dim)), pairs
+    ),
+    "split_sequence backward": Mutant("split_sequence", backward(collectives._Split, gradient_copies), pairs),
+    "replicated_weight of norms over the sequence": Mutant(
+        "replicated_weight", set_to(collectives, "replicated_weight", identity), tp2_sp
+    ),
+    "replicated_weight of qk-norms": Mutant(
+        "replicated_weight", set_to(RMSNorm, "_weight", lambda self, *, partial: local(self.weight)), qwen3_tp2
+    ),
+    "replicated_weight of kv heads": Mutant("replicated_weight", set_to(ReplicatedHeadsLinear, "_rows", own_rows), kv_heads),
+    "gather_last": Mutant(
+        "gather_last", set_to(collectives, "gather_last", lambda x, axis: own_copies(x, axis, -1)), outside_autograd
+    ),
+    "all_reduce_sum of the loss over the vocabulary": Mutant(
+        "all_reduce_sum", set_to(collectives, "all_reduce_sum", identity), tp2
+    ),
+    "all_reduce_max of the loss over the vocabulary": Mutant(
+        "all_reduce_max", set_to(collectives, "all_reduce_max", identity), tp2
+    ),
+    "sum of gradients over data ranks": Mutant(
+        "reduce_gradients",
+        set_to(sennit.train.gradients, "reduce_gradients", lambda buffer, axis: SimpleNamespace(wait=lambda: None)),
+        dp2,
+    ),
+    "sum, not mean, of gradients under FSDP": Mutant(
+        "shard_parameters",
+        set_to(FSDPModule, "set_gradient_divide_factor", lambda self, factor: None),
+        fsdp2,
+    ),
+    "sum of gradients over replicas under FSDP": Mutant("shard_parameters", without_sum_over_replicas, hsdp),
+    "sum of squares of the gradient norm": Mutant(
+        "gradient_norm", set_to(sennit.train.trainer, "gradient_norm", norm_of_this_rank), fsdp2
+    ),
+    "gradient norm counts copies once": Mutant(
+        "gradient_norm", set_to(sennit.train.gradients, "_is_first_holder", lambda parameter, mesh: True), tp2
+    ),
+    "number of counted tokens": Mutant("Trainer._count", without_all_reduce_of(torch.int64), dp2),
+    "sum of losses": Mutant("Trainer._sum_over_data", without_all_reduce_of(torch.float64), dp2),
+    "gathering of sharded matrices in Muon": Mutant("Muon._muon", shard_by_shard, muon),
+    "random state of a checkpoint": Mutant(
+        "Trainer._random_state",
+        set_to(Trainer, "_random_state", lambda self: torch.get_rng_state()),
+        random_state_is_that_of_rank_zero,
+    ),
+}
+
+__all__ = ["MUTANTS", "Killer", "Mutant"]
