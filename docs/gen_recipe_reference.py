@@ -23,8 +23,8 @@ PAGE = "reference/recipe.md"
 INTRODUCTION = """# Recipe
 
 A recipe is one TOML file that decides a run. `sennit train` takes the name of a preset or the path of a file, and
-`--section.field value` overrides any single field; the resolved recipe, without any zero left to infer, is written to
-`recipe.toml` in the run directory. Unknown fields, values of another type and contradictions are refused before
+`--section.field value` overrides any single field. What the run uses, with the format, shards and batch that were
+inferred for it, is written to `recipe.toml` in the run directory. Unknown fields, values of another type and contradictions are refused before
 anything starts, all of them in one message.
 
 This page is made from the types in `sennit/recipe`. A field without a default has to be set; every preset does.
@@ -52,8 +52,14 @@ def _table(section: type[BaseModel]) -> str:
         if _models(info.annotation) and not _is_list(info.annotation):
             continue
         cells = (f"`{name}`", _type(info.annotation), _default(info), _range(info), info.description or "")
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        rows.append("| " + " | ".join(map(_cell, cells)) + " |")
     return "\n".join(rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return `text` for a cell of a table: a bar does not end it, and outside of code `<name>` is no element."""
+    text = text.replace("|", "\\|")
+    return text if text.startswith("`") else text.replace("<", "&lt;")
 
 
 def _default(info: FieldInfo) -> str:

@@ -12,6 +12,9 @@ import torch
 # Before the first operator: a process that has used several OpenMP threads cannot be forked (see tests/ranks.py).
 torch.set_num_threads(1)
 
+# Programs that tests start share the cores with other tests: several threads each would wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

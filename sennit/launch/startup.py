@@ -43,6 +43,7 @@ def start_up_settings(local_ranks: int = 1, environ: Mapping[str, str] | None = 
             ("MALLOC_TOP_PAD_", str(256 * 2**20), "the heap grows in steps of this many bytes"),
             ("MALLOC_ARENA_MAX", "1", "one heap for all threads, so that freed blocks are used again"),
         ]
+    wanted.append(("OMP_WAIT_POLICY", "passive", "waiting threads sleep: spinning ones starve each other on a busy machine"))
     wanted.append(("OMP_NUM_THREADS", str(threads_per_rank(local_ranks)), "cores / local ranks"))
     return [Setting(name, environ.get(name) or value, name in environ, why) for name, value, why in wanted]
 

@@ -39,6 +39,7 @@ COLORS = {
 TEXT, MUTED, GRID = "#1b2430", "#5b6878", "#e9edf3"
 WIDTH, ROW_HEIGHT, HEAD_HEIGHT = 14.0, 2.75, 1.72
 """Inches."""
+SAMPLE_LINES, SAMPLE_COLUMNS, LINE_HEIGHT = 9, 160, 0.17
 
 
 def render_png(run: RunData, panels: list[Panel], shares: Shares | None, *, dpi: int = 100) -> bytes:
@@ -48,7 +49,9 @@ def render_png(run: RunData, panels: list[Panel], shares: Shares | None, *, dpi:
 
     count = len(panels) + (shares is not None)
     rows = -(-count // 2)
-    height = HEAD_HEIGHT + max(rows, 0.5) * ROW_HEIGHT
+    sample = _sample_lines(run) if count else []
+    foot = 0.75 + LINE_HEIGHT * len(sample) if sample else 0.0
+    height = HEAD_HEIGHT + max(rows, 0.5) * ROW_HEIGHT + foot
     figure = Figure(figsize=(WIDTH, height), dpi=dpi, facecolor="white")
     FigureCanvasAgg(figure)
     _head(figure, run, height)
@@ -59,7 +62,7 @@ def render_png(run: RunData, panels: list[Panel], shares: Shares | None, *, dpi:
             left=0.06,
             right=0.945,
             top=1 - HEAD_HEIGHT / height,
-            bottom=0.5 / height,
+            bottom=(0.5 + foot) / height,
             hspace=0.52,
             wspace=0.24,
         )
@@ -68,6 +71,8 @@ def render_png(run: RunData, panels: list[Panel], shares: Shares | None, *, dpi:
             _draw_panel(figure.add_subplot(grid[index // 2, index % 2]), panel, resumes)
         if shares is not None:
             _draw_shares(figure.add_subplot(grid[len(panels) // 2, len(panels) % 2]), shares)
+        if sample:
+            _draw_sample(figure, sample, foot, height)
     else:
         figure.text(0.5, 0.3, "No step has been recorded yet.", ha="center", color=MUTED, fontsize=13)
     buffer = io.BytesIO()
@@ -79,8 +84,7 @@ def _head(figure: Figure, run: RunData, height: float) -> None:
     from sennit.report.page import run_name
 
     def text(x: float, inches: float, content: str, **style: Any) -> None:
-        content = "".join(c if " " <= c <= "~" else "?" for c in content)
-        figure.text(x, 1 - inches / height, content, va="baseline", parse_math=False, **style)
+        figure.text(x, 1 - inches / height, _plain(content), va="baseline", parse_math=False, **style)
 
     _, progress = facts.status(run)
     text(0.025, 0.34, run_name(run)[:80], fontsize=17, fontweight="bold", color=TEXT)
@@ -91,6 +95,31 @@ def _head(figure: Figure, run: RunData, height: float) -> None:
         text(x, 0.93, item.label, fontsize=9, color=MUTED)
         text(x, 1.14, item.value, fontsize=13, fontweight="bold", color=TEXT)
         text(x, 1.32, item.detail[:30], fontsize=7, color=MUTED)
+
+
+def _plain(text: str) -> str:
+    """Return `text` in the characters that every font has."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)
+
+
+def _sample_lines(run: RunData) -> list[str]:
+    """Return the first lines of the newest generated text, prompt included, without empty ones."""
+    samples = run.events_of("sample")
+    if not samples:
+        return []
+    text = "".join(str(samples[-1].fields.get(key) or "") for key in ("prompt", "text"))[:20_000]
+    lines = [line for line in text.expandtabs(4).splitlines() if line.strip()]
+    return [_plain(line)[:SAMPLE_COLUMNS] for line in lines[:SAMPLE_LINES]]
+
+
+def _draw_sample(figure: Figure, lines: list[str], foot: float, height: float) -> None:
+    """Write generated text into the lowest `foot` inches of a figure `height` inches high."""
+    figure.text(
+        0.06, (foot - 0.3) / height, "Generated text", fontsize=11, fontweight="bold", color=TEXT, va="baseline"
+    )
+    for index, line in enumerate(lines):
+        y = (foot - 0.52 - LINE_HEIGHT * index) / height
+        figure.text(0.06, y, line, fontsize=8.5, color=TEXT, family="monospace", va="baseline", parse_math=False)
 
 
 def _draw_panel(axes: Axes, panel: Panel, resumes: list[int]) -> None:

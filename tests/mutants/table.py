@@ -18,13 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-import sennit.models.build
-import sennit.nn.linear
 import sennit.train.gradients
 import sennit.train.optimizer
 import sennit.train.trainer
 from sennit.mesh import Axis, Mesh, collectives
 from sennit.nn import ReplicatedHeadsLinear, RMSNorm, local
+from sennit.train.gradients import ShardedGradients
 from sennit.train.trainer import Trainer
 from tests.mesh.test_collectives import check_pairs, check_without_gradient
 from tests.mutants.killers import layout_equals_one_process, on_ranks, random_state_is_that_of_rank_zero
@@ -78,6 +77,11 @@ def scatter_own(ctx: Any, x: Tensor, axis: Axis, dim: int) -> Tensor:
     return own_part(x, axis, dim)
 
 
+def first_part(ctx: Any, x: Tensor, axis: Axis, dim: int) -> Tensor:
+    ctx.axis, ctx.dim = axis, dim
+    return x.chunk(axis.size, dim)[0].contiguous()
+
+
 def gradient_part(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     return own_part(grad, ctx.axis, ctx.dim), None, None
 
@@ -105,13 +109,13 @@ def norm_of_this_rank(parameters: Any, gradients: Any, mesh: Mesh) -> float:
 
 
 def without_sum_over_replicas(patch: pytest.MonkeyPatch) -> None:
-    real = sennit.models.build.shard_parameters
+    real = ShardedGradients.microbatch
 
-    def shard_parameters(model: Any, *args: Any, **options: Any) -> None:
-        real(model, *args, **options)
-        model.set_requires_all_reduce(False)
+    def microbatch(self: ShardedGradients, *, last: bool) -> None:
+        real(self, last=last)
+        self.model.set_requires_all_reduce(False)  # type: ignore[operator]
 
-    patch.setattr(sennit.models.build, "shard_parameters", shard_parameters)
+    patch.setattr(ShardedGradients, "microbatch", microbatch)
 
 
 def shard_by_shard(patch: pytest.MonkeyPatch) -> None:
@@ -138,7 +142,7 @@ MUTANTS: dict[str, Mutant] = {
     "scatter_sequence forward": Mutant("scatter_sequence", forward(collectives._Scatter, scatter_own), tp2_sp),
     "scatter_sequence backward": Mutant("scatter_sequence", backward(collectives._Scatter, gradient_copies), tp2_sp),
     "split_sequence forward": Mutant(
-        "split_sequence", forward(collectives._Split, lambda ctx, x, axis, dim: gather_own(ctx, x, axis, dim)), pairs
+        "split_sequence", forward(collectives._Split, first_part), pairs
     ),
     "split_sequence backward": Mutant("split_sequence", backward(collectives._Split, gradient_copies), pairs),
     "replicated_weight of norms over the sequence": Mutant(

@@ -19,7 +19,7 @@ FAST = [
     *(Case(layout, optimizer="sgd", data="packed") for layout in MANY),
     *(Case(layout, optimizer="adamw", data="idle", accumulate=2 if LAYOUTS[layout].world <= 2 else 1) for layout in MANY),
     *(Case(layout, family) for family in FAMILIES if family != "llama" for layout in SPLIT),
-    *(Case(layout, optimizer="muon", data="plain") for layout in ("tp2-sp", "fsdp2")),
+    *(Case(layout, optimizer="muon", data="plain") for layout in ("tp2-sp", "fsdp2", "fsdp2-tp2-sp")),
     *(Case(layout, optimizer="sgd", accumulate=4) for layout in ("dp2", "fsdp2", "fsdp2-keep", "tp2-sp")),
     *(Case(layout, optimizer="sgd", accumulate=2) for layout in ("hsdp2x2", "dp2-tp2")),
 ]

@@ -44,7 +44,7 @@ SAMPLE = "(self, name):\n        if name is None:\n            raise ValueError(
 def step_record(step: int, steps: int, noise: random.Random) -> dict[str, object]:
     """Return the record of finished step `step` of `steps`."""
     loss = 2.1 + 6.2 * math.exp(-step / (0.08 * steps)) + 0.9 * (1 - step / steps) + noise.gauss(0, 0.05)
-    rate = 9000 * (0.4 if step == 1 else 1.0) + noise.gauss(0, 150)
+    rate = 9000 * (0.25 if step == 1 else 1.0) + noise.gauss(0, 150)
     seconds = 8192 / rate
     warmup = min(step / (0.05 * steps), 1.0)
     return {

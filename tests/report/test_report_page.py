@@ -35,8 +35,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
-        self.ids.add(attributes.get("id"))
-        self.links += [value for key, value in attrs if key in ("src", "href", "action", "data", "srcset")]
+        self.ids.add(attributes.get("id") or "")
+        self.links += [value or "" for key, value in attrs if key in ("src", "href", "action", "data", "srcset")]
         if tag == "script":
             self.scripts.append((attributes, ""))
         if tag not in VOID:

@@ -39,11 +39,12 @@ def test_every_segment_has_the_layout_it_names(layout: str, family: str, sequenc
             check_segments(mesh, model, x, context)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layout", MESHES)
-def test_loss_is_complete_over_tp_and_partial_over_data(layout: str) -> None:
+def test_loss_is_complete_over_tp_and_partial_over_data(layout: str, family: str) -> None:
     """The whole model, under FSDP2 where the layout shards: I on tp (counted once), V on data axes (summed later)."""
     with fsdp_passes_types(), fake_mesh(**MESHES[layout]) as mesh:
-        model = new_model(mesh, FAMILIES["qwen3"], fsdp=mesh.dp_shard.size > 1)
+        model = new_model(mesh, FAMILIES[family], fsdp=mesh.dp_shard.size > 1)
         with checking(mesh):
             for sequence_parallel in (False, True) if mesh.tp.size > 1 else (False,):
                 tokens, _, context = new_inputs(mesh, model, sequence_parallel=sequence_parallel)
