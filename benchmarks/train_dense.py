@@ -206,8 +206,18 @@ def figures(results: dict[str, Result], args: argparse.Namespace, dtype: str, pe
             row["sennit_is_faster_by"] = [statistics.median(ratios), min(ratios), max(ratios)]
             row["sennit_memory_ratio"] = mine.peak_memory_bytes / result.peak_memory_bytes
         rows[name] = row
-    return {"dtype": dtype, "seq": args.seq, "batch": args.batch, "matmul": args.matmul, "threads": args.threads,
-            "gemm_peak_flops": peak, "model_flops": flops, "rounds": args.rounds, "steps": args.steps, "rows": rows}  # fmt: skip
+    return {
+        "dtype": dtype,
+        "seq": args.seq,
+        "batch": args.batch,
+        "matmul": args.matmul,
+        "threads": args.threads,
+        "gemm_peak_flops": peak,
+        "model_flops": flops,
+        "rounds": args.rounds,
+        "steps": args.steps,
+        "rows": rows,
+    }
 
 
 def table(result: dict[str, Any]) -> str:
@@ -221,7 +231,8 @@ def table(result: dict[str, Any]) -> str:
     ]
     for name, row in result["rows"].items():
         if "error" in row:
-            lines.append(f"| {name} | cannot run: {row['error'].strip().splitlines()[-1] if row['error'] else ''} | | | | | |")
+            last = row["error"].strip().splitlines()[-1:]
+            lines.append(f"| {name} | cannot run: {' '.join(last)} | | | | | |")
             continue
         ratio = memory = ""
         if "sennit_is_faster_by" in row:

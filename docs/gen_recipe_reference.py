@@ -24,8 +24,8 @@ INTRODUCTION = """# Recipe
 
 A recipe is one TOML file that decides a run. `sennit train` takes the name of a preset or the path of a file, and
 `--section.field value` overrides any single field. What the run uses, with the format, shards and batch that were
-inferred for it, is written to `recipe.toml` in the run directory. Unknown fields, values of another type and contradictions are refused before
-anything starts, all of them in one message.
+inferred for it, is written to `recipe.toml` in the run directory. Unknown fields, values of another type and
+contradictions are refused before anything starts, all of them in one message.
 
 This page is made from the types in `sennit/recipe`. A field without a default has to be set; every preset does.
 """

@@ -51,7 +51,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         if need_weight:
             few = -(-tokens // rows) <= NATIVE_CHUNKS
             sums = kernels.weight_sum(weight, weight.dtype if few else wide)
-        buffer = x.new_empty((min(rows, tokens), weight.shape[0]))  # one for all chunks: fresh pages cost as much as the product
+        # One for all chunks: fresh pages cost as much as the product.
+        buffer = x.new_empty((min(rows, tokens), weight.shape[0]))
         for start in range(0, tokens, rows):
             part = slice(start, start + rows)
             label, inputs = labels[part], x[part]

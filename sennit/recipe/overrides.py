@@ -55,7 +55,8 @@ def unknown_field(path: str) -> str:
     parent, bracket, rest = path.partition("[")
     if bracket and parent in recipe_fields():
         entry = strip_annotated(get_args(recipe_fields()[parent].annotation)[0])
-        return f"There is no field {path}; an entry of {parent} has {' and '.join(entry.model_fields)}, not {rest.partition('.')[2]!r}."
+        names, wrong = " and ".join(entry.model_fields), rest.partition(".")[2]
+        return f"There is no field {path}; an entry of {parent} has {names}, not {wrong!r}."
     guess = nearest_field(path)
     section = path.partition(".")[0]
     inside = [field.partition(".")[2] for field in recipe_fields() if field.startswith(f"{section}.")]

@@ -21,7 +21,7 @@ MISTAKES = {
     "nproc is no number": (["--nproc", "two"], "--nproc", "--help"),
     "ranks do not fit": (["--nproc", "3", "--parallel.tp", "2"], "3 ranks", "multiple of 2"),
     "heads do not divide": (["--model.num_kv_heads", "3"], "model.num_kv_heads=3", "use"),
-    "several at once": (["--model.num_kv_heads", "3", "--train.global_batch_size", "7", "--train.micro_batch_size", "2"], "(1)", "(2)"),
+    "several at once": (["--model.num_kv_heads", "3", "--train.micro_batch_size", "3"], "(1)", "(2)"),
     "short option": (["-n", "3"], "-n", "--help"),
 }
 

@@ -181,12 +181,12 @@ def test_special_values_are_not_hidden(value: float, dtype: torch.dtype) -> None
     """What is NaN in the reference is NaN here: bad numbers must reach the loss."""
     x = torch.ones(2, 20, dtype=dtype)
     x[0, 3] = value
-    w = torch.ones(20, dtype=dtype)
+    w, head = torch.ones(20, dtype=dtype), torch.eye(20, dtype=dtype)
     for op, fn in (
         ("rms_norm", lambda: ops.rms_norm(x, w, 1e-5)),
         ("swiglu", lambda: ops.swiglu(x, x)),
-        ("linear_cross_entropy", lambda: ops.linear_cross_entropy(x, torch.eye(20, dtype=dtype), torch.zeros(2).long(), vocab_size=20)),
-    ):  # fmt: skip
+        ("linear_cross_entropy", lambda: ops.linear_cross_entropy(x, head, torch.zeros(2).long(), vocab_size=20)),
+    ):
         with ops.force({op: "reference"}):
             expected = fn()
         assert torch.equal(fn().isnan(), expected.isnan()), op

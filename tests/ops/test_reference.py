@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -108,9 +109,8 @@ def test_sum_of_squares_is_added_up_in_float64() -> None:
 def test_fused_norms_are_the_reference(lead: list[int], h: int, eps: float) -> None:
     x, delta, weight = drawn((*lead, 2, h), (*lead, 2, h), (h,))
     eps += 1e-6
-    assert_same(lambda *a: fused_torch.rms_norm(*a, eps), lambda *a: reference.rms_norm(*a, eps), (x, weight))
-    tensors = (x, delta, weight)
-    assert_same(lambda *a: fused_torch.add_rms_norm(*a, eps), lambda *a: reference.add_rms_norm(*a, eps), tensors)
+    for name, tensors in (("rms_norm", (x, weight)), ("add_rms_norm", (x, delta, weight))):
+        assert_same(partial(getattr(fused_torch, name), eps=eps), partial(getattr(reference, name), eps=eps), tensors)
 
 
 @settings(max_examples=60, deadline=None)

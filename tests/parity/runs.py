@@ -214,7 +214,7 @@ def new_trainer(case: Case, mesh: Mesh) -> Trainer:
             from dataclasses import replace
 
             patch.setattr(trainer_module, "decoder_config", lambda *a: replace(real(*a), dropout=case.dropout))
-        loader = MemoryLoader(case.data, recipe.train.micro_batch_size)
+        loader: Any = MemoryLoader(case.data, recipe.train.micro_batch_size)
         return Trainer(recipe, mesh, get_device("cpu"), train_loader=loader, vocab_size=VOCAB)
 
 

@@ -72,7 +72,8 @@ class FourRows:
         positions = torch.arange(32).expand(4, 32)
         share = 4 // ranks
         starts = range(rank * share, (rank + 1) * share, self.size)
-        return [Batch(*(x[i : i + self.size] for x in (tokens, labels, positions)), None) for i in starts]
+        parts = [slice(i, i + self.size) for i in starts]
+        return [Batch(tokens[rows], labels[rows], positions[rows], None) for rows in parts]
 
 
 def unequal(layout: str, size: int) -> tuple[float, dict[str, Tensor], int]:

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import spmd_types as spmd
-import spmd_types.checker
 import torch
 import torch.distributed as dist
+from spmd_types.checker import typecheck
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -64,7 +64,7 @@ FAMILIES = {
 
 
 @contextmanager
-def fake_mesh(**sizes: int) -> Iterator[Mesh]:
+def fake_mesh(**sizes: Any) -> Iterator[Mesh]:
     """Yield the mesh of rank 0 in a job of as many ranks as the product of `sizes`, none of which exist."""
     world = 1
     for size in sizes.values():
@@ -76,6 +76,10 @@ def fake_mesh(**sizes: int) -> Iterator[Mesh]:
         dist.destroy_process_group()
 
 
+def _tp(mesh: Mesh) -> Any:
+    return mesh.tp.group
+
+
 def data_groups(mesh: Mesh) -> tuple[Any, ...]:
     return tuple(axis.group for axis in (mesh.dp_replicate, mesh.dp_shard) if axis.size > 1)
 
@@ -85,7 +89,7 @@ def layout_type(mesh: Mesh, layout: str) -> dict[Any, Any]:
     types: dict[Any, Any] = {group: spmd.V for group in data_groups(mesh)}
     if mesh.tp.size > 1:
         on_tp = {"sequence": spmd.S(1), "replicated": spmd.I, "input": spmd.R, "partial": spmd.P}
-        types[mesh.tp.group] = on_tp[layout]
+        types[_tp(mesh)] = on_tp[layout]
     return types
 
 
@@ -98,7 +102,7 @@ def checking(mesh: Mesh) -> Iterator[None]:
         _type_embedding(patch, mesh)
         _type_replicated_heads(patch, mesh)
         stack.enter_context(spmd.set_current_mesh(mesh.device_mesh, local_axes=data_groups(mesh)))
-        stack.enter_context(spmd.checker.typecheck(strict_mode="strict", local=False))
+        stack.enter_context(typecheck(strict_mode="strict", local=False))
         stack.enter_context(ops.force(dict.fromkeys(REFERENCE_OPS, "reference")))
         yield
 
@@ -115,7 +119,7 @@ def _type_parameters(patch: pytest.MonkeyPatch, mesh: Mesh) -> None:
         types: dict[Any, Any] = {group: spmd.R for group in data_groups(mesh)}
         if mesh.tp.size > 1:
             (placement,) = weight.placements  # type: ignore[attr-defined]
-            types[mesh.tp.group] = spmd.I if placement.is_replicate() else spmd.S(placement.dim)
+            types[_tp(mesh)] = spmd.I if placement.is_replicate() else spmd.S(placement.dim)
         return spmd.assert_type(plain, types)
 
     for module in (sennit.nn.linear, sennit.nn.norm, sennit.models.decoder):
@@ -128,7 +132,7 @@ def _type_embedding(patch: pytest.MonkeyPatch, mesh: Mesh) -> None:
     def forward(self: VocabEmbedding, tokens: Tensor) -> Tensor:
         with spmd.local():
             rows = real(self, tokens)
-            return rows if mesh.tp.size == 1 else spmd.reinterpret(rows, mesh.tp.group, src=spmd.V, dst=spmd.P)
+            return rows if mesh.tp.size == 1 else spmd.reinterpret(rows, _tp(mesh), src=spmd.V, dst=spmd.P)
 
     patch.setattr(VocabEmbedding, "forward", forward)
 
@@ -141,8 +145,8 @@ def _type_replicated_heads(patch: pytest.MonkeyPatch, mesh: Mesh) -> None:
     def rows(self: ReplicatedHeadsLinear, weight: Tensor) -> Tensor:
         mine = real(self, weight)
         with spmd.local():
-            mine = spmd.reinterpret(mine, mesh.tp.group, src=spmd.R, dst=spmd.V, expert_mode=True)
-        return spmd.assert_type(mine, {mesh.tp.group: spmd.S(0)})
+            mine = spmd.reinterpret(mine, _tp(mesh), src=spmd.R, dst=spmd.V, expert_mode=True)
+        return spmd.assert_type(mine, {_tp(mesh): spmd.S(0)})
 
     patch.setattr(ReplicatedHeadsLinear, "_rows", rows)
 
@@ -157,10 +161,10 @@ def vocab_parallel_loss(mesh: Mesh) -> Callable[[Tensor, Tensor, Tensor], Tensor
     def loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         every = {group: spmd.V for group in data_groups(mesh)}
         on_tp = mesh.tp.size > 1
-        spmd.assert_type(hidden, {**every, **({mesh.tp.group: spmd.R} if on_tp else {})})
-        spmd.assert_type(weight, {mesh.tp.group: spmd.S(0)} if on_tp else {group: spmd.R for group in every})
+        spmd.assert_type(hidden, {**every, **({_tp(mesh): spmd.R} if on_tp else {})})
+        spmd.assert_type(weight, {_tp(mesh): spmd.S(0)} if on_tp else {group: spmd.R for group in every})
         partial = (hidden @ weight.T).sum()
-        return spmd.all_reduce(partial, mesh.tp.group, src=spmd.P, dst=spmd.I) if on_tp else partial
+        return spmd.all_reduce(partial, _tp(mesh), src=spmd.P, dst=spmd.I) if on_tp else partial
 
     return loss
 
