@@ -21,7 +21,7 @@ from sennit import ops
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def cases(dtype: torch.dtype) -> dict[str, Callable[[], None]]:
+def cases(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Return the work of each operator: forward and backward once."""
     b, s, h, f, n, g, d, v = 4, 512, 512, 1536, 8, 4, 64, 32_000
 
@@ -69,7 +69,7 @@ def cases(dtype: torch.dtype) -> dict[str, Callable[[], None]]:
         "linears": both(lambda: torch.cat(ops.linears(x, (w1, w2), (None, None)), -1)),
         "linear_cross_entropy": both(lambda: ops.linear_cross_entropy(x.flatten(0, 1), head, labels, vocab_size=v)),
         "adamw_": adamw,
-        "sum_of_squares": lambda: ops.sum_of_squares(grads) and None,
+        "sum_of_squares": lambda: ops.sum_of_squares(grads),
     }
 
 

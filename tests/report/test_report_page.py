@@ -84,6 +84,24 @@ def test_page_and_picture_of_a_run(tmp_path, write_run):
     assert files.png.read_bytes().startswith(b"\x89PNG") and len(source) < 6e6
 
 
+def test_one_slow_step_does_not_flatten_the_others(tmp_path, write_run):
+    _, page = read(build_report(write_run(tmp_path / "run")))
+    phases = next(panel for panel in page.data["panels"] if panel["key"] == "phases")
+    totals = [sum(values) for values in zip(*(trace["y"] for trace in phases["traces"]), strict=True)]
+    assert max(totals[1:]) < phases["yMax"] < 0.5 * totals[0]  # the first step warms up
+
+
+def test_the_picture_has_the_newest_sample(tmp_path, write_run):
+    def height(run) -> int:
+        return int.from_bytes(build_report(run).png.read_bytes()[20:24], "big")
+
+    run = write_run(tmp_path / "run", steps=20)
+    with_sample = height(run)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if '"sample"' not in line))
+    assert height(run) < with_sample
+
+
 def test_nothing_is_loaded_from_outside(tmp_path, write_run):
     source, page = read(build_report(write_run(tmp_path / "run")))
     assert page.links and all(link.startswith("data:") for link in page.links)

@@ -120,7 +120,7 @@ def _type_parameters(patch: pytest.MonkeyPatch, mesh: Mesh) -> None:
         if mesh.tp.size > 1:
             (placement,) = weight.placements  # type: ignore[attr-defined]
             types[_tp(mesh)] = spmd.I if placement.is_replicate() else spmd.S(placement.dim)
-        return spmd.assert_type(plain, types)
+        return spmd.assert_type(plain, types)  # type: ignore[return-value]
 
     for module in (sennit.nn.linear, sennit.nn.norm, sennit.models.decoder):
         patch.setattr(module, "local", local)
@@ -146,7 +146,7 @@ def _type_replicated_heads(patch: pytest.MonkeyPatch, mesh: Mesh) -> None:
         mine = real(self, weight)
         with spmd.local():
             mine = spmd.reinterpret(mine, _tp(mesh), src=spmd.R, dst=spmd.V, expert_mode=True)
-        return spmd.assert_type(mine, {_tp(mesh): spmd.S(0)})
+        return spmd.assert_type(mine, {_tp(mesh): spmd.S(0)})  # type: ignore[return-value]
 
     patch.setattr(ReplicatedHeadsLinear, "_rows", rows)
 
