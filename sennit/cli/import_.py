@@ -58,7 +58,7 @@ def write_recipe(path: Path, folder: Path, config: Any) -> None:
     if path.exists():
         raise CheckpointError(f"{path} exists already and is left untouched. Give another --out, or remove it first.")
     document: dict[str, Any] = {
-        "run": {"name": folder.name or config.family},
+        "run": {"name": f"{folder.name or config.family}-continued"},
         "model": model_section(config, init_from=str(folder)),
         "data": {"source": "stdlib"},
         "train": {

@@ -116,7 +116,10 @@ def select(op: str, device: str, dtype: torch.dtype, args: tuple[Any, ...], kwar
     for row in rows:
         if row.accepts is None or row.accepts(*args, **kwargs):
             return row
-    why = "; ".join(f"{name}: {reason}" for name, _, reason in explain(op, device, dtype))
+    why = "; ".join(
+        f"{name}: {'does not handle this kind of call' if usable else reason}"
+        for name, usable, reason in explain(op, device, dtype)
+    )
     raise ConfigError(
         f"No provider of the operator {op} serves this call on {device} in {str(dtype).removeprefix('torch.')} ({why}). "
         f"Remove its entry from ops.provider or choose another."
