@@ -89,6 +89,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                     kernels.rows_product(logits, weight, dx[part])
                 if sums is not None:
                     sums.add(logits, inputs)
+        logits = buffer = None  # before the weight's gradient takes its final form: this is where memory peaks
         ctx.save_for_backward(dx, None if sums is None else sums.result(weight.dtype))
         return (total * scale).to(wide)
 

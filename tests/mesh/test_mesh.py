@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from sennit.mesh import DIMENSIONS, Axis, Mesh, build_mesh
-from tests.ranks import run_ranks
+from tests.ranks import fake_world, run_ranks
 
 
 def check_axes() -> None:
@@ -23,8 +23,10 @@ def check_axes() -> None:
     assert (mesh.world.size, mesh.world.rank, mesh.pp.size, mesh.cp.size) == (8, rank, 1, 1)
 
 
-def test_ranks_find_their_place_on_every_axis() -> None:
-    run_ranks(check_axes, 8)
+@pytest.mark.parametrize("rank", range(8))
+def test_ranks_find_their_place_on_every_axis(rank: int) -> None:
+    with fake_world(8, rank):
+        check_axes()
 
 
 def check_reuse() -> None:

@@ -32,7 +32,7 @@ def differing_starts(layouts: list[str], families: dict[str, Weights]) -> list[s
     return wrong
 
 
-@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("world", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_initial_weights_do_not_depend_on_the_layout(world: int) -> None:
     """Scenario I-07, for every layout, with biases, qk-norms, tied and untied heads and repeated kv heads."""
     families = {name: reference(Case("one", name)).initial for name in ("llama", "llama-tied", "qwen2", "qwen3")}
