@@ -303,15 +303,13 @@ std::vector<Span> spans(const int64_t* sizes, int64_t count, int64_t length) {
 
 template <class T>
 double squares(const T* p, int64_t size) {
+  vd sums{};
+  for_vectors(size, [&](int64_t i, int64_t n) {
+    const vd v = __builtin_convertvector(load_n(p + i, n), vd);
+    sums += v * v;
+  });
   double total = 0.0;
-  for (int64_t start = 0; start < size; start += 4096) {
-    vf part{};
-    for_vectors(std::min<int64_t>(4096, size - start), [&](int64_t i, int64_t n) {
-      const vf v = load_n(p + start + i, n);
-      part += v * v;
-    });
-    for (int lane = 0; lane < kLanes; ++lane) total += part[lane];
-  }
+  for (int lane = 0; lane < kLanes; ++lane) total += sums[lane];
   return total;
 }
 

@@ -14,6 +14,7 @@ constexpr int kLanes = 16;
 typedef float vf __attribute__((vector_size(kLanes * 4), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(kLanes * 4), aligned(4)));
 typedef uint32_t vu __attribute__((vector_size(kLanes * 4), aligned(4)));
+typedef double vd __attribute__((vector_size(kLanes * 8), aligned(8)));
 typedef uint16_t vh __attribute__((vector_size(kLanes * 2), aligned(2)));
 
 struct bf16 {

@@ -162,9 +162,9 @@ def test_updates_and_norms_do_not_depend_on_the_number_of_threads() -> None:
 
 
 def test_sum_of_squares() -> None:
-    tensors = [torch.randn(7), torch.randn(300, 301), torch.randn(5).bfloat16()]
+    tensors = [torch.randn(7), torch.randn(300, 301), torch.randn(5).bfloat16(), torch.tensor([3e25])]
     expected = sum(float(x.double().square().sum()) for x in tensors)
-    assert float(ops.sum_of_squares(tensors)) == pytest.approx(expected, rel=1e-6)
+    assert float(ops.sum_of_squares(tensors)) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (33, 70), (1, 5), (2048, 31)])
