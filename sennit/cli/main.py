@@ -147,7 +147,7 @@ def run(argv: Sequence[str]) -> int:
 def main() -> None:
     """Run the program with the process's arguments and exit."""
     argv = sys.argv[1:]
-    if argv[:1] == ["train"] and not {"--help", "-h"} & set(argv):
+    if argv[:1] in (["train"], ["generate"]) and not {"--help", "-h"} & set(argv):
         from sennit.cli.train import local_ranks
         from sennit.launch import restart
 
