@@ -92,9 +92,10 @@ class BlockedAttention(torch.autograd.Function):
         r = blocks.repeat
         sums = lse.dtype if len(blocks.spans) > 1 else q.dtype
         dq = torch.empty_like(q)
-        dk, dv = (torch.zeros_like(x, dtype=sums) for x in (k, v))
+        dk = dv = None
         delta = kernels.row_dots(grad, out)
-        for index, (start, stop, low, high) in enumerate(blocks.spans):
+        # From the last block back: usually it sees every key, so that its products begin the sums.
+        for index, (start, stop, low, high) in reversed(list(enumerate(blocks.spans))):
             rows, keys = slice(start * r, stop * r), slice(low, high)
             dout, bounds = grad[:, rows], blocks.bounds(start, stop, low)
             if ctx.keep:
@@ -102,12 +103,23 @@ class BlockedAttention(torch.autograd.Function):
             else:
                 p = torch.bmm(q[:, rows], k[:, keys].mT)
                 kernels.exponentials_(p, lse[:, rows], *bounds, ctx.scale)
-            dv[:, keys] += torch.bmm(p.mT, dout)
+            dv = _added(dv, torch.bmm(p.mT, dout), keys, like=v, dtype=sums)
             ds = torch.bmm(dout, v[:, keys].mT)
             kernels.softmax_backward_(ds, p, delta[:, rows], *bounds, ctx.scale)
             dq[:, rows] = torch.bmm(ds, k[:, keys])
-            dk[:, keys] += torch.bmm(ds.mT, q[:, rows])
+            dk = _added(dk, torch.bmm(ds.mT, q[:, rows]), keys, like=k, dtype=sums)
+        assert dk is not None and dv is not None
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def _added(total: Tensor | None, part: Tensor, keys: slice, *, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Add `part` [B, keys, d] to the sum over blocks, in `dtype`; None begins it."""
+    if total is None:
+        if part.shape == like.shape:
+            return part.to(dtype)
+        total = torch.zeros_like(like, dtype=dtype)
+    total[:, keys] += part
+    return total
 
 
 class ToRows(torch.autograd.Function):

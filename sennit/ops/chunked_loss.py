@@ -14,8 +14,8 @@ from torch import Tensor
 from sennit.mesh import Axis, collectives
 from sennit.ops import kernels
 
-CHUNK_BYTES = 32 << 20
-"""Size of the logits that exist at a time."""
+CHUNK_LOGITS = 16 << 20
+"""Logits that exist at a time."""
 
 NATIVE_CHUNKS = 4
 """Up to this many chunks the weight's gradient adds up in its own dtype, beyond that in float32."""
@@ -39,7 +39,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         chunk: int,
     ) -> Tensor:
         tokens = x.shape[0]
-        rows = chunk or max(min(CHUNK_BYTES // (weight.shape[0] * weight.element_size()), tokens), 1)
+        rows = chunk or max(min(CHUNK_LOGITS // weight.shape[0], tokens), 1)
         rows = max(-(-tokens // -(-tokens // rows)), 1) if tokens else 1
         need_x, need_weight = ctx.needs_input_grad[:2]
         first = axis.rank * weight.shape[0]
@@ -116,7 +116,7 @@ def linear_cross_entropy(
     scale: float = 1.0,
     chunk: int = 0,
 ) -> Tensor:
-    """See `reference.linear_cross_entropy`. `chunk`: tokens a chunk, 0 = as many as CHUNK_BYTES of logits hold."""
+    """See `reference.linear_cross_entropy`. `chunk`: tokens a chunk, 0 = as many as make CHUNK_LOGITS."""
     return LinearCrossEntropy.apply(
         x,
         weight,
