@@ -20,10 +20,24 @@ from sennit.ops import kernels
 from sennit.ops.documents import DocumentMask
 
 BLOCK_ROWS = 256
-"""Rows of scores (positions x heads of a group) computed together."""
+"""Rows of scores (positions x heads of a group) computed together; a multiple of it for long sequences."""
+
+BLOCK_SCORES = 16 << 20
+"""Scores of a block of a long sequence, at most."""
 
 KEPT_KEYS = 1024
 """Up to this many keys the probabilities are kept for the backward pass."""
+
+
+def block_rows(matrices: int, keys: int) -> int:
+    """Return the rows of a block for `matrices` products with `keys` keys.
+
+    Long sequences take larger blocks: each block copies the keys that it sees.
+    """
+    if keys <= KEPT_KEYS:
+        return BLOCK_ROWS
+    fit = BLOCK_SCORES // (matrices * keys) // BLOCK_ROWS * BLOCK_ROWS
+    return min(max(fit, BLOCK_ROWS), 4 * BLOCK_ROWS)
 
 
 class Blocks:
@@ -33,7 +47,15 @@ class Blocks:
     """
 
     def __init__(
-        self, batch: int, queries: int, keys: int, repeat: int, causal: bool, documents: DocumentMask | None, window: int
+        self,
+        batch: int,
+        groups: int,
+        queries: int,
+        keys: int,
+        repeat: int,
+        causal: bool,
+        documents: DocumentMask | None,
+        window: int,
     ) -> None:
         position = torch.arange(keys - queries, keys, dtype=torch.int32)[None]
         last = position + 1 if causal else torch.full_like(position, keys)
@@ -49,7 +71,7 @@ class Blocks:
         self.last = last.expand(first.shape[0], queries)
         self.repeat = repeat
         self.batch = batch
-        size = max(BLOCK_ROWS // repeat, 1)
+        size = max(block_rows(batch * groups, keys) // repeat, 1)
         lowest = first.amin(0)
         self.spans = [
             (start, min(start + size, queries), int(lowest[start]), int(last[0, min(start + size, queries) - 1]))
@@ -194,7 +216,7 @@ def _attend(
 ) -> Tensor:
     b, s, n, d = q.shape
     groups = k.shape[2]
-    blocks = Blocks(b, s, k.shape[1], n // groups, causal, documents, window)
+    blocks = Blocks(b, groups, s, k.shape[1], n // groups, causal, documents, window)
     rows = (
         ToRows.apply(q, cos, sin, groups),
         ToRows.apply(k, cos, sin, groups),
