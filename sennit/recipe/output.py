@@ -32,7 +32,7 @@ class LogSection(Section):
     tensorboard: bool = Field(True, description="write TensorBoard events")
     profile_steps: Integers = Field((), description="first and last step to profile, counted from 1; empty = never")
     sample_tokens: int = Field(120, ge=0, description="tokens of the sample generated at the end; 0 = none")
-    sample_prompt: str = Field("def ", description="text the sample continues")
+    sample_prompt: str = Field("def", description="text the sample continues")
 
 
 __all__ = ["CheckpointSection", "LogSection", "RunSection"]

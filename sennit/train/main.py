@@ -95,6 +95,8 @@ def _run(recipe: Recipe, job: Job, started: float) -> dict[str, Any]:
     from sennit.data import build_loaders
 
     run_dir = Path(recipe.run.dir or f"runs/{recipe.run.name}")
+    if job.is_main:
+        print(f"run {run_dir}: reading data (built and cached the first time)", file=sys.stderr)
     bundle = build_loaders(recipe, main_rank=job.is_main, barrier=job.barrier)
     trainer = build_trainer(recipe, job, bundle)
     resumed_from = resume_run(trainer, run_dir, job.checkpoint_group, bundle.fingerprint)
@@ -112,6 +114,7 @@ def _run(recipe: Recipe, job: Job, started: float) -> dict[str, Any]:
         tensorboard=recipe.log.tensorboard,
     )
     try:
+        log.message(describe_run(recipe, job, trainer))
         if resumed_from is not None:
             log.message(f"resumed from {resumed_from}")
             log.write("resume", step=trainer.step, **{"from": str(resumed_from)})
@@ -124,6 +127,18 @@ def _run(recipe: Recipe, job: Job, started: float) -> dict[str, Any]:
     if job.is_main:
         closing(run_dir, summary)
     return summary
+
+
+def describe_run(recipe: Recipe, job: Job, trainer: Trainer) -> str:
+    """Return what is trained, on what and how, in one line."""
+    p, train = recipe.parallel, recipe.train
+    sizes = {"dp_replicate": p.dp_replicate, "dp_shard": p.dp_shard, "tp": p.tp}
+    layout = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank"
+    tokens = train.global_batch_size * train.seq_len
+    return (
+        f"{recipe.model.family}, {trainer.config.num_parameters / 1e6:,.1f} M parameters, {recipe.precision.dtype} on "
+        f"{job.device.description()}, {layout}; {train.steps} steps of {tokens:,} tokens"
+    )
 
 
 def build_trainer(recipe: Recipe, job: Job, bundle: DataBundle) -> Trainer:
@@ -201,7 +216,7 @@ class Totals:
         """Return the JSON document of a run."""
         rate = None
         if self._seconds:
-            rate = self._batch_tokens / sorted(self._seconds)[len(self._seconds) // 2]
+            rate = self._batch_tokens * len(self._seconds) / sum(self._seconds)
         memory = self.job.device.peak_memory_bytes()
         return {
             "run_dir": str(run_dir),
@@ -241,7 +256,8 @@ def train_loop(
         if every_eval and done % every_eval == 0 and not last and trainer.validation_loader is not None:
             nats, bits = trainer.evaluate(recipe.train.eval_batches)
             log.write("eval", step=done, loss=nats, bits_per_byte=bits)
-            log.message(f"step {done}: held-out loss {nats:.4f}" + (f", {bits:.3f} bits/byte" if bits else ""))
+            share = f"first {recipe.train.eval_batches} batches of the held-out text"
+            log.message(f"step {done}: {share}: loss {nats:.4f}" + (f", {bits:.3f} bits/byte" if bits else ""))
         if last or (every_save and done % every_save == 0):
             log.sync()
             saved = save_run(trainer, run_dir, job.checkpoint_group, bundle.fingerprint, bundle.tokenizer)
@@ -256,7 +272,7 @@ def finish(trainer: Trainer, job: Job, log: RunLog, totals: Totals, bundle: Data
         nats, bits = trainer.evaluate(batches)
         totals.bits_per_byte = bits
         log.write("eval", step=trainer.step, loss=nats, bits_per_byte=bits)
-        text = f"held-out loss {nats:.4f}"
+        text = f"all held-out text: loss {nats:.4f}"
         if bits is not None:
             text += f", {bits:.3f} bits/byte"
             if bundle.heldout_gzip_bits_per_byte is not None:

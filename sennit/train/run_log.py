@@ -86,30 +86,24 @@ class Progress:
 
     def __init__(self, start_step: int, total_steps: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
 
         self._console = Console(stderr=True)
         self._total = total_steps
         self._last_line = 0.0
         self._bar = None
         if self._console.is_terminal:
-            self._bar = RichProgress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[text]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
+            bar = [BarColumn(bar_width=20)] if self._console.width >= 120 else []
+            columns = (MofNCompleteColumn(), *bar, TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)))
+            self._bar = RichProgress(*columns, console=self._console)
             self._task = self._bar.add_task("train", total=total_steps, completed=start_step, text="starting")
             self._bar.start()
 
     def update(self, step: int, fields: dict[str, Any]) -> None:
         """Show `step` finished steps and the numbers of the newest one."""
-        text = describe(fields)
+        text = describe(fields, narrow=self._bar is not None and self._console.width < 100)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=text)
             return
@@ -128,12 +122,13 @@ class Progress:
             self._bar.stop()
 
 
-def describe(fields: dict[str, Any]) -> str:
-    """Return the numbers of a step in one line: loss, bits per byte, norm, rate, MFU, time left."""
+def describe(fields: dict[str, Any], *, narrow: bool = False) -> str:
+    """Return the numbers of a step in one line: loss, bits per byte, norm (not if `narrow`), rate, MFU, time left."""
     parts = [f"loss {fields['loss']:.4f}"]
     if fields.get("bits_per_byte") is not None:
         parts.append(f"{fields['bits_per_byte']:.3f} bits/byte")
-    parts.append(f"norm {fields['grad_norm']:.2f}")
+    if not narrow:
+        parts.append(f"norm {fields['grad_norm']:.2f}")
     parts.append(f"{fields['tokens_per_second']:,.0f} tokens/s")
     if fields.get("mfu") is not None:
         parts.append(f"MFU {100 * fields['mfu']:.0f} %")
