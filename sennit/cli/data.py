@@ -50,7 +50,7 @@ def data(
         f"{summary['seconds']:.1f} s"
     )
     print(f"tokenizer: {summary['tokenizer']}  ({summary['vocab_size']:,} tokens)")
-    print(f"train on it: data.source={summary['prefix']} data.tokenizer={summary['tokenizer']}")
+    print(f"train on it: sennit train --data.source {summary['prefix']} --data.tokenizer {summary['tokenizer']}")
 
 
 def build(inputs: list[str], out: Path, spec: str, key: str) -> dict[str, Any]:

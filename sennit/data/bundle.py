@@ -85,7 +85,7 @@ def _random(recipe: Recipe) -> DataBundle:
             "data.source=random has no tokenizer; set model.vocab_size to the number of tokens to draw from."
         )
     samples = RandomSamples(vocab_size, recipe.train.seq_len, recipe.run.seed)
-    name = f"random/{vocab_size}/{recipe.train.seq_len}/{recipe.run.seed}"
+    name = f"random/{vocab_size}"
     return DataBundle(_loader(recipe, samples, vocab_size), None, None, vocab_size, None, name, None)
 
 
@@ -126,8 +126,7 @@ def _padded(lengths: Tensor, vocab_size: int) -> Tensor:
 
 def _fingerprint(recipe: Recipe, parts: list[Part], tokenizer: Tokenizer) -> str:
     facts = [(part.fingerprint, part.train.num_tokens, part.held_out.num_tokens, part.weight) for part in parts]
-    settings = [recipe.train.seq_len, recipe.run.seed, recipe.data.mask_documents]
-    return xxhash.xxh3_128_hexdigest(json.dumps([tokenizer.fingerprint, facts, settings]).encode())
+    return xxhash.xxh3_128_hexdigest(json.dumps([tokenizer.fingerprint, facts, recipe.data.mask_documents]).encode())
 
 
 __all__ = ["DataBundle", "build_loaders"]

@@ -39,6 +39,10 @@ class RowLinear(nn.Module):
         """[.., i / tp] -> partial sums [.., o]."""
         return ops.linear(x, local(self.weight))
 
+    def of_swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Apply the map to silu(gate) * up: [.., i / tp] -> partial sums [.., o]."""
+        return ops.swiglu_linear(gate, up, local(self.weight))
+
 
 class ReplicatedHeadsLinear(nn.Module):
     """Key or value projection when tp exceeds the number of kv heads: all ranks hold the whole weight, each applies

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from sennit import ops
 from sennit.mesh import Mesh
 from sennit.nn.config import DecoderConfig
 from sennit.nn.linear import ColumnLinear, RowLinear, project
@@ -22,7 +21,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] -> a partial sum [b, s, h]."""
-        return self.down(ops.swiglu(*project(x, self.gate, self.up)))
+        return self.down.of_swiglu(*project(x, self.gate, self.up))
 
 
 __all__ = ["SwiGLU"]

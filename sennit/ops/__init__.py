@@ -31,6 +31,11 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return call("swiglu", gate, up)
 
 
+def swiglu_linear(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+    """silu(gate) * up, then a linear map: gate, up [.., f], weight [o, f] -> [.., o]."""
+    return call("swiglu_linear", gate, up, weight)
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [b, s, n, d] by tables [s, d/2] or [b, s, d/2] (half-split pairing)."""
     return call("apply_rope", x, cos, sin)
@@ -148,7 +153,7 @@ def sum_of_squares(tensors: list[Tensor]) -> Tensor:
 def _register() -> None:
     half = (torch.bfloat16, torch.float16)
     accelerators = ("cuda", "musa")
-    for op in ("rms_norm", "add_rms_norm", "swiglu", "apply_rope", "rope_attention", "linear", "linears"):
+    for op in ("rms_norm", "add_rms_norm", "swiglu", "apply_rope", "rope_attention", "linear", "linears", "swiglu_linear"):
         register(op, "reference", getattr(reference, op))
     register("attention", "reference", reference.attention_like)
     for op in ("linear_cross_entropy", "adamw_", "sum_of_squares"):
@@ -157,7 +162,7 @@ def _register() -> None:
         register(op, "torch", getattr(fused_torch, op), devices=accelerators, priority=10)
     register("adamw_", "torch", fused_torch.adamw_, priority=10)
     register("passes", "torch", passes)  # type: ignore[arg-type]
-    for op in ("linear", "linears"):
+    for op in ("linear", "linears", "swiglu_linear"):
         register(op, "joined", getattr(joined_linear, op), priority=10)
     register("linear_cross_entropy", "chunked", chunked_loss.linear_cross_entropy, priority=10)
     for op in ("attention", "rope_attention"):
@@ -191,4 +196,5 @@ __all__ = [
     "set_forced",
     "sum_of_squares",
     "swiglu",
+    "swiglu_linear",
 ]

@@ -1,9 +1,9 @@
 """Causal attention as batched matrix products over blocks of queries.
 
 For each block of queries only the keys that some of them can see are read, so a causal pass does about half of the
-full products and documents or windows cost what they show. Scores exist for one block at a time. Short sequences keep
-their probabilities for the backward pass, long ones keep the log-sum-exp and compute them again, so memory grows
-linearly with the sequence length. On a CPU this beats the fused kernel of PyTorch, whose backward pass is slow there.
+full products and documents or windows cost what they show. Scores exist for one block at a time; the backward pass
+computes them again from the log-sum-exp, so memory grows linearly with the sequence length. On a CPU this beats the
+fused kernel of PyTorch, whose backward pass is slow there.
 
 Rows: with n query heads on g kv heads, r = n / g, the queries of one kv head form one matrix with row = position * r +
 head, so that grouped heads need no copies of the keys.
@@ -25,8 +25,8 @@ BLOCK_ROWS = 256
 BLOCK_SCORES = 16 << 20
 """Scores of a block of a long sequence, at most."""
 
-KEPT_KEYS = 1024
-"""Up to this many keys the probabilities are kept for the backward pass."""
+SHORT_KEYS = 1024
+"""Up to this many keys a sequence counts as short."""
 
 
 def block_rows(matrices: int, keys: int) -> int:
@@ -34,7 +34,7 @@ def block_rows(matrices: int, keys: int) -> int:
 
     Long sequences take larger blocks: each block copies the keys that it sees.
     """
-    if keys <= KEPT_KEYS:
+    if keys <= SHORT_KEYS:
         return BLOCK_ROWS
     fit = BLOCK_SCORES // (matrices * keys) // BLOCK_ROWS * BLOCK_ROWS
     return min(max(fit, BLOCK_ROWS), 4 * BLOCK_ROWS)
@@ -86,13 +86,11 @@ class Blocks:
 
 
 class BlockedAttention(torch.autograd.Function):
-    """softmax(q k^T * scale) v on rows: q [B, s * r, d], k, v [B, keys, d] -> [B, s * r, d], B = b * g."""
+    """softmax(q k^T * scale) v on rows: q [B, s * r, d], k, v [B, keys, d], B = b * g -> heads [b, s, n, d]."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float) -> Tensor:
         out = torch.empty_like(q)
-        keep = any(ctx.needs_input_grad) and k.shape[1] <= KEPT_KEYS
-        kept = []
         lse = q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
         r = blocks.repeat
         for start, stop, low, high in blocks.spans:
@@ -100,31 +98,28 @@ class BlockedAttention(torch.autograd.Function):
             p = torch.bmm(q[:, rows], k[:, low:high].mT)
             kernels.softmax_(p, lse[:, rows], *blocks.bounds(start, stop, low), scale)
             out[:, rows] = torch.bmm(p, v[:, low:high])
-            if keep:
-                kept.append(p)
-        ctx.blocks, ctx.scale, ctx.keep = blocks, scale, keep
-        ctx.save_for_backward(q, k, v, out, lse, *kept)
-        return out
+        heads = kernels.rope_heads(out, None, None, blocks.batch, q.shape[1] // r)
+        ctx.blocks, ctx.scale = blocks, scale
+        ctx.save_for_backward(q, k, v, heads, lse)  # the heads are what the next layer keeps too
+        return heads
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
-        q, k, v, out, lse, *kept = ctx.saved_tensors
+        q, k, v, heads, lse = ctx.saved_tensors
         blocks: Blocks = ctx.blocks
-        r = blocks.repeat
+        r, groups = blocks.repeat, q.shape[0] // blocks.batch
         sums = lse.dtype if len(blocks.spans) > 1 else q.dtype
+        delta = kernels.row_dots(grad, heads).unflatten(-1, (groups, r)).transpose(1, 2).reshape(lse.shape)
+        grad = kernels.rope_rows(grad, None, None, groups)
         dq = torch.empty_like(q)
         dk = dv = None
-        delta = kernels.row_dots(grad, out)
         # From the last block back: usually it sees every key, so that its products begin the sums.
-        for index, (start, stop, low, high) in reversed(list(enumerate(blocks.spans))):
+        for start, stop, low, high in reversed(blocks.spans):
             rows, keys = slice(start * r, stop * r), slice(low, high)
             dout, bounds = grad[:, rows], blocks.bounds(start, stop, low)
-            if ctx.keep:
-                p = kept[index]
-            else:
-                p = torch.bmm(q[:, rows], k[:, keys].mT)
-                kernels.exponentials_(p, lse[:, rows], *bounds, ctx.scale)
+            p = torch.bmm(q[:, rows], k[:, keys].mT)
+            kernels.exponentials_(p, lse[:, rows], *bounds, ctx.scale)
             dv = _added(dv, torch.bmm(p.mT, dout), keys, like=v, dtype=sums)
             ds = torch.bmm(dout, v[:, keys].mT)
             kernels.softmax_backward_(ds, p, delta[:, rows], *bounds, ctx.scale)
@@ -158,20 +153,6 @@ class ToRows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
         cos, sin = ctx.saved_tensors
         return kernels.rope_heads(grad, cos, sin, ctx.batch, ctx.length), None, None, None
-
-
-class ToHeads(torch.autograd.Function):
-    """rows [b * g, s * r, d] -> [b, s, n, d]."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, batch: int, length: int) -> Tensor:
-        ctx.groups = rows.shape[0] // batch
-        return kernels.rope_heads(rows, None, None, batch, length)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return kernels.rope_rows(grad, None, None, ctx.groups), None, None
 
 
 def attention(
@@ -222,8 +203,7 @@ def _attend(
         ToRows.apply(k, cos, sin, groups),
         ToRows.apply(v, None, None, groups),
     )
-    out = BlockedAttention.apply(*rows, blocks, d**-0.5 if scale is None else scale)
-    return ToHeads.apply(out, b, s)
+    return BlockedAttention.apply(*rows, blocks, d**-0.5 if scale is None else scale)
 
 
 __all__ = ["BlockedAttention", "Blocks", "attention", "rope_attention"]

@@ -53,4 +53,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return linears(x, (weight,), (bias,))[0]
 
 
-__all__ = ["JoinedLinear", "linear", "linears"]
+class SwigluLinear(torch.autograd.Function):
+    """gate, up [.., f], weight [o, f] -> [.., o]. silu(gate) * up is computed again in the backward pass, not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up, weight)
+        return torch.nn.functional.linear(kernels.swiglu(gate, up), weight)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # type: ignore[override]
+        gate, up, weight = ctx.saved_tensors
+        rows = grad.flatten(0, -2)
+        dweight = None
+        if ctx.needs_input_grad[2]:
+            (dweight,) = kernels.weight_gradients([rows], kernels.swiglu(gate, up).flatten(0, -2))
+        return *kernels.swiglu_backward((rows @ weight).view(gate.shape), gate, up), dweight
+
+
+def swiglu_linear(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+    """See `reference.swiglu_linear`."""
+    return SwigluLinear.apply(gate, up, weight)
+
+
+__all__ = ["JoinedLinear", "SwigluLinear", "linear", "linears", "swiglu_linear"]

@@ -49,6 +49,16 @@ def rope_heads(rows: Tensor, cos: Tensor | None, sin: Tensor | None, batch: int,
     return _pick(rows).rope_heads(rows, cos, sin, batch, length)
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """See `passes.swiglu`."""
+    return _pick(gate).swiglu(gate, up)
+
+
+def swiglu_backward(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """See `passes.swiglu_backward`."""
+    return _pick(gate).swiglu_backward(dy, gate, up)
+
+
 def weight_gradients(grads: Sequence[Tensor], x: Tensor) -> list[Tensor]:
     """See `passes.weight_gradients`."""
     return _pick(x).weight_gradients(grads, x)
@@ -100,6 +110,8 @@ __all__ = [
     "rows_product",
     "softmax_",
     "softmax_backward_",
+    "swiglu",
+    "swiglu_backward",
     "weight_gradients",
     "weight_sum",
 ]

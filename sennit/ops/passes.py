@@ -79,6 +79,18 @@ def rows_product(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.mm(a, b, out=out)
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) * up."""
+    return reference.swiglu(gate, up)
+
+
+def swiglu_backward(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gate and up, given that of silu(gate) * up."""
+    d, g = reference.wide(dy), reference.wide(gate)
+    s = torch.sigmoid(g)
+    return (d * up * s * (1.0 + g * (1.0 - s))).to(gate.dtype), (d * g * s).to(up.dtype)
+
+
 def weight_gradients(grads: Sequence[Tensor], x: Tensor) -> list[Tensor]:
     """Return grad^T x of each grad [t, o_n] with the same x [t, i]: [o_n, i]."""
     return [grad.mT @ x for grad in grads]
@@ -166,5 +178,7 @@ __all__ = [
     "row_dots",
     "softmax_",
     "softmax_backward_",
+    "swiglu",
+    "swiglu_backward",
     "weight_gradients",
 ]

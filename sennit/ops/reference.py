@@ -38,6 +38,11 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return (functional.silu(wide(gate)) * wide(up)).to(gate.dtype)
 
 
+def swiglu_linear(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+    """silu(gate) * up, then W^T: gate, up [.., f], weight [o, f] -> [.., o]."""
+    return functional.linear(swiglu(gate, up), weight)
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [b, s, n, d] by the tables [s, d/2] or [b, s, d/2]; feature i pairs with i + d/2 (arXiv 2104.09864)."""
     a, b = wide(x).chunk(2, -1)
@@ -211,6 +216,7 @@ __all__ = [
     "rope_attention",
     "sum_of_squares",
     "swiglu",
+    "swiglu_linear",
     "visible",
     "wide",
 ]

@@ -25,7 +25,7 @@ def blocks(rows: int, kept_keys: int) -> Iterator[None]:
     """Let small shapes be cut into several blocks, or have their probabilities computed again in the backward pass."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocked_attention, "BLOCK_ROWS", rows)
-        patch.setattr(blocked_attention, "KEPT_KEYS", kept_keys)
+        patch.setattr(blocked_attention, "SHORT_KEYS", kept_keys)
         yield
 
 

@@ -110,6 +110,7 @@ def test_linear_maps_of_one_input(dtype: torch.dtype) -> None:
     inputs = [torch.randn(3, 7, 16), torch.randn(24, 16), torch.randn(40, 16), torch.randn(24), torch.randn(40)]
     compare(lambda x, a, b, c, d: ops.linears(x, (a, b), (c, d)), inputs, dtype, "linears")
     compare(ops.linear, [torch.randn(9, 32), torch.randn(5, 32)], dtype, "linear")
+    compare(ops.swiglu_linear, [torch.randn(9, 32), torch.randn(9, 32), torch.randn(5, 32)], dtype, "swiglu_linear")
 
 
 def update(provider: str, gradient: torch.dtype, kind: torch.dtype) -> list[Tensor]:

@@ -107,7 +107,7 @@ def checking(mesh: Mesh) -> Iterator[None]:
         yield
 
 
-REFERENCE_OPS = ("rms_norm", "add_rms_norm", "swiglu", "rope_attention", "linear", "linears")
+REFERENCE_OPS = ("rms_norm", "add_rms_norm", "swiglu", "rope_attention", "linear", "linears", "swiglu_linear")
 
 
 def _type_parameters(patch: pytest.MonkeyPatch, mesh: Mesh) -> None:

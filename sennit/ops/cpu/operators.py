@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sennit.ops.cpu import passes
 from sennit.ops.cpu.native import call, integers, kind, pointer, real
 
 
@@ -69,21 +70,13 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        gate, up = gate.contiguous(), up.contiguous()
-        out = torch.empty_like(gate)
-        call("swiglu_forward", kind(gate), pointer(gate), pointer(up), pointer(out), *integers(out.numel()))
         ctx.save_for_backward(gate, up)
-        return out
+        return passes.swiglu(gate, up)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        gate, up = ctx.saved_tensors
-        dy = dy.contiguous()
-        dgate, dup = torch.empty_like(gate), torch.empty_like(up)
-        tensors = (pointer(t) for t in (dy, gate, up, dgate, dup))
-        call("swiglu_backward", kind(gate), *tensors, *integers(dy.numel()))
-        return dgate, dup
+        return passes.swiglu_backward(dy, *ctx.saved_tensors)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

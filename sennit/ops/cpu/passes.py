@@ -78,6 +78,23 @@ def rope_heads(rows: Tensor, cos: Tensor | None, sin: Tensor | None, batch: int,
     return out
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """See `sennit.ops.passes.swiglu`."""
+    gate, up = gate.contiguous(), up.contiguous()
+    out = torch.empty_like(gate)
+    call("swiglu_forward", kind(gate), pointer(gate), pointer(up), pointer(out), *integers(out.numel()))
+    return out
+
+
+def swiglu_backward(dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """See `sennit.ops.passes.swiglu_backward`."""
+    dy, gate, up = dy.contiguous(), gate.contiguous(), up.contiguous()
+    dgate, dup = torch.empty_like(gate), torch.empty_like(up)
+    tensors = (pointer(t) for t in (dy, gate, up, dgate, dup))
+    call("swiglu_backward", kind(gate), *tensors, *integers(dy.numel()))
+    return dgate, dup
+
+
 def transposed(x: Tensor) -> Tensor:
     """[r, c] of a 16-bit dtype, contiguous -> [c, r]."""
     x = x.contiguous()
@@ -186,6 +203,8 @@ __all__ = [
     "rows_product",
     "softmax_",
     "softmax_backward_",
+    "swiglu",
+    "swiglu_backward",
     "transposed",
     "weight_gradients",
 ]
