@@ -104,6 +104,15 @@ def _run(recipe: Recipe, job: Job, started: float) -> dict[str, Any]:
         from sennit.models.hf import init_weights
 
         init_weights(trainer, recipe.model.init_from)
+    done = finished_summary(run_dir, trainer) if resumed_from is not None else None
+    if done is not None:
+        if job.is_main:
+            print(
+                f"the run is complete: {trainer.step} of {recipe.train.steps} steps. Raise train.steps to go on, or name "
+                f"another run.dir for a new run.",
+                file=sys.stderr,
+            )
+        return done
     if job.is_main:
         write_run_files(run_dir, recipe, job, trainer, bundle)
     log = RunLog(
@@ -127,6 +136,27 @@ def _run(recipe: Recipe, job: Job, started: float) -> dict[str, Any]:
     if job.is_main:
         closing(run_dir, summary)
     return summary
+
+
+def finished_summary(run_dir: Path, trainer: Trainer) -> dict[str, Any] | None:
+    """Return the summary of a run that has nothing left to do, or None: more steps wanted, or it ended before its summary."""
+    if trainer.step < trainer.recipe.train.steps:
+        return None
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if summary.get("steps") == trainer.step else None
+
+
+def logged_steps(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the step records of metrics.jsonl, of this process and of those before it."""
+    records = []
+    for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["kind"] == "step":
+            records.append(record)
+    return records
 
 
 def describe_run(recipe: Recipe, job: Job, trainer: Trainer) -> str:
@@ -214,15 +244,17 @@ class Totals:
 
     def summary(self, run_dir: Path, bundle: DataBundle, started: float) -> dict[str, Any]:
         """Return the JSON document of a run."""
-        rate = None
-        if self._seconds:
-            rate = self._batch_tokens * len(self._seconds) / sum(self._seconds)
+        steps = logged_steps(run_dir) if self.job.is_main else []
+        seconds = self._seconds or [record["step_seconds"] for record in steps]
+        rate = self._batch_tokens * len(seconds) / sum(seconds) if seconds else None
+        first = steps[0]["loss"] if steps else self._first
+        last = steps[-1]["loss"] if steps and self._last is None else None if self._last is None else self._last.loss
         memory = self.job.device.peak_memory_bytes()
         return {
             "run_dir": str(run_dir),
             "steps": self.trainer.step,
-            "loss_first": self._first,
-            "loss_last": None if self._last is None else self._last.loss,
+            "loss_first": first,
+            "loss_last": last,
             "bits_per_byte": self.bits_per_byte,
             "gzip_bits_per_byte": bundle.heldout_gzip_bits_per_byte,
             "tokens_per_second": rate,

@@ -72,3 +72,17 @@ def test_stopping_and_going_on_equals_not_stopping(tmp_path: Path) -> None:
     train(recipe, tmp_path / "parts", "--train.steps", "5")
     train(recipe, tmp_path / "parts")
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    """Started again, it says so and returns the summary that it had; without its summary it only makes that again."""
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    first = train(recipe, run_dir, "--train.steps", "3")
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    assert train(recipe, run_dir, "--train.steps", "3") == first
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
+    (run_dir / "summary.json").unlink()
+    again = train(recipe, run_dir, "--train.steps", "3")
+    assert {k: again[k] for k in ("loss_first", "loss_last", "bits_per_byte", "steps")} == {
+        k: first[k] for k in ("loss_first", "loss_last", "bits_per_byte", "steps")
+    }

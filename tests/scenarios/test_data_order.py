@@ -55,7 +55,7 @@ def test_the_shuffle_of_the_running_epoch_is_lost_on_resume() -> None:
 
     def ids(steps: range, ranks: int) -> list[list[int]]:
         """First tokens of the samples of each step; a new loader, as after a restart."""
-        fresh = loader(packed([list(stream)], 4, seed=5), global_batch_size=4)
+        fresh = loader(packed([stream.tolist()], 4, seed=5), global_batch_size=4)
         found = []
         for step in steps:
             parts = [batch for rank in range(ranks) for batch in fresh.microbatches(step, rank, ranks)]
