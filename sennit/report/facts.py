@@ -29,7 +29,7 @@ def headline(run: RunData) -> list[Figure]:
         Figure("Tokens seen", words.count(last(run.steps["tokens"])), _steps_words(run)),
         Figure("Final loss", words.significant(final_loss(run), 4), "nats a token, training"),
         _compression(run),
-        Figure("Throughput", words.count(throughput(run)), "tokens/s, median step"),
+        Figure("Throughput", words.count(throughput(run)), "tokens/s over all steps"),
         Figure("MFU", _percent(mfu(run)), mfu_words(run, percent=False)),
         Figure("Peak memory", words.gibibytes(peak_memory(run)), "rank 0"),
         Figure("Time", words.duration(_summary(run, "train_seconds")), "from the last start to the end"),
@@ -67,15 +67,15 @@ def held_out_bits(run: RunData) -> float:
 
 
 def throughput(run: RunData) -> float:
-    """Return the median tokens/s, without the first step (it warms up)."""
+    """Return the tokens/s over all steps but the first of the process, which warms up."""
     value = _summary(run, "tokens_per_second")
-    return _median(run.steps["tokens_per_second"]) if math.isnan(value) else value
+    return _mean_rate(run.steps["tokens_per_second"]) if math.isnan(value) else value
 
 
 def mfu(run: RunData) -> float:
-    """Return the median MFU as a fraction."""
+    """Return the MFU over all steps, a fraction."""
     value = _summary(run, "mfu")
-    return _median(run.steps["mfu"]) if math.isnan(value) else value
+    return _mean_rate(run.steps["mfu"]) if math.isnan(value) else value
 
 
 def peak_memory(run: RunData) -> float:
@@ -148,6 +148,12 @@ def last(values: Array) -> float:
     """Return the last finite value, or NaN."""
     finite = values[np.isfinite(values)]
     return float(finite[-1]) if finite.size else math.nan
+
+
+def _mean_rate(values: Array) -> float:
+    """Return the rate over steps of equal work: the harmonic mean."""
+    finite = values[np.isfinite(values) & (values > 0)]
+    return float(len(finite) / (1.0 / finite).sum()) if finite.size else math.nan
 
 
 def _median(values: Array) -> float:
