@@ -33,7 +33,7 @@ check: env
 	$(BIN)/pyright
 
 docs: env
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Page tests look at the report in a real browser; without one they are skipped.
 chromium:
