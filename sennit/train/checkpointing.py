@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sennit import checkpoint
 from sennit.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from sennit import checkpoint
     from sennit.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,8 @@ def save_run(
     trainer: Trainer, run_dir: Path, group: Any, data_fingerprint: str, tokenizer: Any
 ) -> checkpoint.SavedCheckpoint:
     """Save the trainer's state as `checkpoints/step-N` of the run. Collective."""
+    from sennit import checkpoint  # with what it stands on, a tenth of a small run's memory: not before it is needed
+
     meta = {
         "progress": trainer.progress(),
         "recipe": trainer.recipe.to_toml(),
@@ -43,6 +45,10 @@ def resume_run(trainer: Trainer, run_dir: Path, group: Any, data_fingerprint: st
     if wanted == "none":
         return None
     root = run_dir / "checkpoints"
+    if wanted == "auto" and not root.is_dir():
+        return None
+    from sennit import checkpoint
+
     path: Path | None
     if wanted in ("auto", "latest"):
         found = checkpoint.open_latest(root, group=group)
