@@ -24,7 +24,7 @@ LAYERS = (
     {"ops"},
     {"nn"},
     {"models"},
-    {"generate", "report"},
+    {"generate", "report", "pipeline"},
     {"train"},
     {"cli"},
 )

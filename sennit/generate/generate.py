@@ -1,4 +1,4 @@
-"""Autoregressive generation with key/value caches, on any layout without pipeline stages."""
+"""Autoregressive generation with key/value caches, on any layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sennit.errors import ConfigError
 from sennit.generate.sampling import Sampler
 from sennit.generate.text import Decodes, decode_after
 from sennit.mesh import collectives
-from sennit.models.decoder import Decoder
+from sennit.models import Decoder, StagedDecoder
 from sennit.nn import LayerCache
 from sennit.nn.parameter import local
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @torch.no_grad()
 def generate(
-    model: Decoder,
+    model: Decoder | StagedDecoder,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -80,7 +80,7 @@ def generate(
 
 
 def sample_text(
-    model: Decoder,
+    model: Decoder | StagedDecoder,
     tokenizer: Decodes,
     prompt: str,
     *,
@@ -108,9 +108,9 @@ def sample_text(
 class _Decoding:
     """Caches, positions and mask of a batch of prompts."""
 
-    def __init__(self, model: Decoder, rows: list[list[int]], max_length: int) -> None:
+    def __init__(self, model: Decoder | StagedDecoder, rows: list[list[int]], max_length: int) -> None:
         self.model = model
-        self.device = local(model.norm.weight).device
+        self.device = local(next(model.parameters())).device
         self.dtype = compute_dtype(model)
         lengths = torch.tensor([len(row) for row in rows])
         width = int(lengths.max())
@@ -130,7 +130,7 @@ class _Decoding:
         return self._logits(tokens.to(self.device)[:, None])
 
     def _logits(self, tokens: Tensor) -> Tensor:
-        model, start = self.model, self.caches[0].length
+        model, start = self.model, next(iter(self.caches.values())).length
         positions = None
         if self.key_mask is not None:
             columns = torch.arange(start, start + tokens.shape[1], device=self.device)
@@ -153,32 +153,33 @@ class _Decoding:
         return collectives.gather_last(mine, model.mesh.tp)[:, : model.config.vocab_size]
 
 
-def compute_dtype(model: Decoder) -> torch.dtype:
+def compute_dtype(model: Decoder | StagedDecoder) -> torch.dtype:
     """Return the dtype of activations: the parameters', or the one that FSDP's mixed precision converts them to."""
-    state = getattr(model, "_get_fsdp_state", None)
+    part = next(iter(model.parts.values())) if isinstance(model, StagedDecoder) else model
+    state = getattr(part, "_get_fsdp_state", None)
     policy = None if state is None else getattr(state(), "_mp_policy", None)
-    return getattr(policy, "param_dtype", None) or local(model.norm.weight).dtype
+    return getattr(policy, "param_dtype", None) or local(next(model.parameters())).dtype
 
 
-def _new_caches(model: Decoder, batch: int, max_length: int, dtype: torch.dtype) -> list[LayerCache]:
+def _new_caches(model: Decoder | StagedDecoder, batch: int, max_length: int, dtype: torch.dtype) -> dict[int, LayerCache]:
     caches = model.new_caches(batch, max_length)
-    for cache in caches:
+    for cache in caches.values():
         cache.k, cache.v = cache.k.to(dtype), cache.v.to(dtype)
     return caches
 
 
-def _agree(tokens: Tensor, model: Decoder) -> Tensor:
+def _agree(tokens: Tensor, model: Decoder | StagedDecoder) -> Tensor:
     """Return rank 0's tokens: ranks that differed in a last bit must not go different ways, one would wait for ever."""
     world: Any = model.mesh.world
     if world.size == 1:
         return tokens
-    shared = tokens.to(local(model.norm.weight).device)
+    shared = tokens.to(local(next(model.parameters())).device)
     dist.broadcast(shared, 0, group=world.group)
     return shared.cpu()
 
 
 @contextmanager
-def _eval_mode(model: Decoder) -> Iterator[None]:
+def _eval_mode(model: Decoder | StagedDecoder) -> Iterator[None]:
     training = model.training
     model.eval()
     try:

@@ -23,6 +23,8 @@ gradient, V different on every rank, P a partial sum. The package is not needed 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,9 +44,65 @@ def _group(axis: Axis) -> ProcessGroup:
     return axis.group
 
 
+class Started:
+    """Collectives that were started inside `asynchronous` and are not waited for yet.
+
+    What they return holds no values before `finish`.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Any, Callable[[], object] | None]] = []
+
+    def add(self, work: Any, after: Callable[[], object] | None = None) -> None:
+        """Add a communication with a `wait()`; `after()` completes its result then."""
+        self._waiting.append((work, after))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for all of them."""
+        for work, after in self._waiting:
+            work.wait()
+            if after is not None:
+                after()
+        self._waiting.clear()
+
+
+_started: Started | None = None  # not per thread: on accelerators, autograd runs backward on a thread of its own
+
+
+@contextmanager
+def asynchronous(active: bool = True) -> Iterator[Started]:
+    """Let the collectives in the block start and return at once; the caller calls `finish()` before using results.
+
+    Between the two, computation runs beside the communication. With `active` False nothing changes.
+    """
+    global _started
+    started = Started()
+    before, _started = _started, started if active else None
+    try:
+        yield started
+    finally:
+        _started = before
+
+
+def finish_started() -> None:
+    """Wait for what the surrounding `asynchronous` block has started so far: for code that reads a result in it."""
+    if _started is not None:
+        _started.finish()
+
+
+def _run(collective: Callable[..., Any], *args: Any, after: Callable[[], object] | None = None, **options: Any) -> None:
+    if _started is not None:
+        _started.add(collective(*args, async_op=True, **options), after)
+        return
+    collective(*args, **options)
+    if after is not None:
+        after()
+
+
 def _all_reduce(x: Tensor, axis: Axis) -> Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(out, group=axis.group)
+    _run(dist.all_reduce, out, group=axis.group)
     return out
 
 
@@ -52,10 +110,14 @@ def _all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """[.., n, ..] on each rank -> [.., size * n, ..] with the ranks' parts in order along `dim`."""
     dim = dim % x.dim()
     parts = x.new_empty((axis.size, *x.shape))
-    _gather_into(parts.view(axis.size * x.shape[0], *x.shape[1:]), x.contiguous(), group=axis.group)
+    flat = parts.view(axis.size * x.shape[0], *x.shape[1:])
     if dim == 0:
-        return parts.flatten(0, 1)
-    return parts.movedim(0, dim).flatten(dim, dim + 1)
+        _run(_gather_into, flat, x.contiguous(), group=axis.group)
+        return flat
+    out = x.new_empty((*x.shape[:dim], axis.size * x.shape[dim], *x.shape[dim + 1 :]))
+    places = out.unflatten(dim, (axis.size, x.shape[dim]))
+    _run(_gather_into, flat, x.contiguous(), group=axis.group, after=lambda: places.copy_(parts.movedim(0, dim)))
+    return out
 
 
 def _reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
@@ -63,7 +125,7 @@ def _reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     dim = dim % x.dim()
     parts = x.unflatten(dim, (axis.size, x.shape[dim] // axis.size)).movedim(dim, 0).contiguous()
     out = x.new_empty(parts.shape[1:])
-    _scatter_into(out, parts.view(axis.size * out.shape[0], *out.shape[1:]), group=axis.group)
+    _run(_scatter_into, out, parts.view(axis.size * out.shape[0], *out.shape[1:]), group=axis.group)
     return out
 
 

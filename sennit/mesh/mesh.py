@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -22,7 +22,9 @@ class Mesh:
 
     `loss` joins the dimensions over which tokens are distributed (dp_replicate x dp_shard x cp): sums of losses and
     token counts are complete after a sum over it. `data` is the part of it that draws different samples
-    (dp_replicate x dp_shard). `world` spans all ranks. `device_mesh` is None in a job of one process.
+    (dp_replicate x dp_shard). `shard` is what parameters are sharded over: dp_shard, and cp with it (cp ranks hold
+    the same weights anyway). `cp` is `ring` x `ulysses`: its ranks exchange keys and values around the ring, and heads
+    for sequence inside a Ulysses group. `world` spans all ranks. `device_mesh` is None in a job of one process.
     """
 
     pp: Axis = field(default_factory=lambda: Axis("pp"))
@@ -32,6 +34,9 @@ class Mesh:
     tp: Axis = field(default_factory=lambda: Axis("tp"))
     loss: Axis = field(default_factory=lambda: Axis("loss"))
     data: Axis = field(default_factory=lambda: Axis("data"))
+    shard: Axis = field(default_factory=lambda: Axis("dp_shard"))
+    ring: Axis = field(default_factory=lambda: Axis("ring"))
+    ulysses: Axis = field(default_factory=lambda: Axis("ulysses"))
     world: Axis = field(default_factory=lambda: Axis("world"))
     device_mesh: DeviceMesh | None = None
 
@@ -47,9 +52,16 @@ class Mesh:
 
 
 def build_mesh(
-    *, device_type: str = "cpu", pp: int = 1, dp_replicate: int = 1, dp_shard: int = 1, cp: int = 1, tp: int = 1
+    *,
+    device_type: str = "cpu",
+    pp: int = 1,
+    dp_replicate: int = 1,
+    dp_shard: int = 1,
+    cp: int = 1,
+    tp: int = 1,
+    ulysses: int = 1,
 ) -> Mesh:
-    """Build the mesh over all ranks of the initialised default process group.
+    """Build the mesh over all ranks of the initialised default process group; `ulysses` divides cp.
 
     The product of the sizes must equal the world size (checked before, by `check_run`). Collective: every rank must
     call it. With one process and no process group, returns a mesh of axes of size 1.
@@ -64,8 +76,14 @@ def build_mesh(
     axes = {name: _axis_of(device_mesh, name, sizes[name]) for name in DIMENSIONS}
     data = _joined(device_mesh, "data", ("dp_replicate", "dp_shard"), sizes)
     loss = data if cp == 1 else _joined(device_mesh, "loss", ("dp_replicate", "dp_shard", "cp"), sizes)
+    shard = axes["dp_shard"]
+    if shard.size > 1 and cp > 1:
+        shard = _joined(device_mesh, "dp_shard_cp", ("dp_shard", "cp"), sizes)
+    ring, inner = _split_cp(device_mesh, axes["cp"], ulysses)
     world = Axis("world", dist.get_world_size(), dist.get_rank(), dist.group.WORLD if dist.get_world_size() > 1 else None)
-    return Mesh(**axes, data=data, loss=loss, world=world, device_mesh=device_mesh)
+    return Mesh(
+        **axes, data=data, loss=loss, shard=shard, ring=ring, ulysses=inner, world=world, device_mesh=device_mesh
+    )
 
 
 def _axis_of(device_mesh: DeviceMesh, name: str, size: int) -> Axis:
@@ -86,4 +104,30 @@ def _joined(device_mesh: DeviceMesh, name: str, dims: tuple[str, ...], sizes: di
     return Axis(name, flat.size(), flat.get_local_rank(), flat.get_group())
 
 
-__all__ = ["DIMENSIONS", "Mesh", "build_mesh"]
+def _split_cp(device_mesh: DeviceMesh, cp: Axis, ulysses: int) -> tuple[Axis, Axis]:
+    """Return cp as (ring, ulysses); the ranks of a Ulysses group are neighbours."""
+    if ulysses == 1:
+        return Axis("ring", cp.size, cp.rank, cp.group), Axis("ulysses")
+    if ulysses == cp.size:
+        return Axis("ring"), Axis("ulysses", cp.size, cp.rank, cp.group)
+    ranks = device_mesh.mesh.unflatten(DIMENSIONS.index("cp"), (cp.size // ulysses, ulysses))
+    place = DIMENSIONS.index("cp")
+    rings = ranks.movedim(place, -1).reshape(-1, cp.size // ulysses)
+    groups = ranks.movedim(place + 1, -1).reshape(-1, ulysses)
+    return new_axis("ring", rings.tolist()), new_axis("ulysses", groups.tolist())
+
+
+def new_axis(name: str, groups: list[list[int]]) -> Axis:
+    """Return this rank's axis over new process groups, given as lists of global ranks that do not overlap.
+
+    Collective: every rank of the job calls it with equal arguments. A rank in none of the lists gets an axis of size 1.
+    """
+    mine, me = Axis(name), dist.get_rank()
+    for ranks in groups:
+        group: Any = dist.new_group(ranks) if len(ranks) > 1 else None
+        if me in ranks and group is not None:
+            mine = Axis(name, len(ranks), ranks.index(me), group)
+    return mine
+
+
+__all__ = ["DIMENSIONS", "Mesh", "build_mesh", "new_axis"]

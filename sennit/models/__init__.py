@@ -1,6 +1,17 @@
 """Model families and their assembly from layers."""
 
-from sennit.models.build import DTYPES, build_decoder, decoder_config, hold_in
-from sennit.models.decoder import Decoder
+from sennit.models.build import DTYPES, build_decoder, build_parts, decoder_config, gradient_leaves, hold_in
+from sennit.models.decoder import Decoder, Part
+from sennit.models.staged import StagedDecoder
 
-__all__ = ["DTYPES", "Decoder", "build_decoder", "decoder_config", "hold_in"]
+__all__ = [
+    "DTYPES",
+    "Decoder",
+    "Part",
+    "StagedDecoder",
+    "build_decoder",
+    "build_parts",
+    "decoder_config",
+    "gradient_leaves",
+    "hold_in",
+]

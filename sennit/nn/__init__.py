@@ -7,9 +7,9 @@ from sennit.nn.layer import DecoderLayer
 from sennit.nn.linear import ColumnLinear, Head, ReplicatedHeadsLinear, RowLinear, VocabEmbedding
 from sennit.nn.mlp import SwiGLU
 from sennit.nn.norm import RMSNorm
-from sennit.nn.parameter import Init, initialise, local, new_parameter, parameter_inits
+from sennit.nn.parameter import Init, initialise, leaf_of, local, new_parameter, parameter_inits
 from sennit.nn.rope import Rope, rope_frequencies
-from sennit.nn.segments import Recompute, Segment, run_segments
+from sennit.nn.segments import Recompute, Segment, State, regions, run_segments
 
 __all__ = [
     "Attention",
@@ -28,12 +28,15 @@ __all__ = [
     "RopeScaling",
     "RowLinear",
     "Segment",
+    "State",
     "SwiGLU",
     "VocabEmbedding",
     "initialise",
+    "leaf_of",
     "local",
     "new_parameter",
     "parameter_inits",
+    "regions",
     "rope_frequencies",
     "run_segments",
 ]

@@ -46,7 +46,7 @@ class Context:
     documents: DocumentMask | None = None
     sequence_parallel: bool = False
     dropout: DropoutKey | None = None
-    caches: list[LayerCache] | None = None
+    caches: dict[int, LayerCache] | None = None
     key_mask: Tensor | None = None
 
 

@@ -49,12 +49,13 @@ class DecoderLayer(nn.Module):
             else:
                 y = collectives.reduce_from(y, self._tp)
             if self._dropout and self.training and context.dropout is not None:
+                collectives.finish_started()
                 site = f"{self._layer}/{site}"
                 y = dropout(y, context.dropout, site, self._dropout, self._tp, sharded=context.sequence_parallel)
             return x, y
 
         return [
-            Segment("attention_norm", "compute", lambda x, y: norm(self.attention_norm, x, y), (between, between)),
+            Segment("attention_norm", "compute", lambda x, y=None: norm(self.attention_norm, x, y), (between, between)),
             Segment("attention_gather", "comm", enter, (between, "input")),
             Segment("attention", "compute", lambda x, y: (x, self.attention(y, context)), (between, "partial")),
             Segment("attention_reduce", "comm", lambda x, y: leave("attention", x, y), (between, between)),

@@ -52,8 +52,26 @@ def new_parameter(mesh: Mesh, shape: tuple[int, ...], init: Init, *, shard: int 
 
 
 def local(weight: Tensor) -> Tensor:
-    """Return this rank's plain tensor of a parameter; gradients flow back to the parameter."""
+    """Return this rank's plain tensor of a parameter; gradients flow back to the parameter, or to its leaf (`leaf_of`)."""
+    leaf = getattr(weight, "_sennit_leaf", None)
+    if leaf is not None:
+        return leaf
     return weight.to_local() if hasattr(weight, "to_local") else weight  # type: ignore[attr-defined]
+
+
+def leaf_of(weight: Tensor) -> Tensor:
+    """Return the plain tensor that collects this rank's gradient of a parameter from now on: itself, or for a DTensor a
+    leaf that shares its storage, which `local` returns henceforth.
+
+    Gradients that are put off (`ops.weight_queue`) can only be given to leaves.
+    """
+    if not hasattr(weight, "to_local"):
+        return weight
+    leaf = getattr(weight, "_sennit_leaf", None)
+    if leaf is None:
+        leaf = weight.detach().to_local().requires_grad_(weight.requires_grad)  # type: ignore[attr-defined]
+        weight._sennit_leaf = leaf  # type: ignore[attr-defined]
+    return leaf
 
 
 def parameter_inits(model: nn.Module) -> dict[str, Init]:
@@ -110,4 +128,4 @@ def _normal_blocks(
             yield slice(low - first_row, high - first_row), values[low - start : high - start]
 
 
-__all__ = ["INIT_BLOCK_ROWS", "Init", "initialise", "local", "local_part", "new_parameter", "parameter_inits"]
+__all__ = ["INIT_BLOCK_ROWS", "Init", "initialise", "leaf_of", "local", "local_part", "new_parameter", "parameter_inits"]

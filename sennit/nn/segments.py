@@ -45,37 +45,50 @@ class Recompute:
         return self.mode == "full" or (self.mode == "selective" and segment.name in self.names)
 
 
-def run_segments(segments: Sequence[Segment], state: State, recompute: Recompute = Recompute()) -> State:
-    """Fold `state` through `segments` and return the last state.
+def regions(segments: Sequence[Segment], recompute: Recompute = Recompute()) -> list[Segment]:
+    """Return the segments to run, with each maximal run of those that `recompute` wants as one checkpointed segment.
 
-    Under grad mode, each maximal run of segments that `recompute` wants is one checkpointed region: only its input
-    state is kept and its random state is restored when it runs again.
+    Of such a region only the input state is kept; its random state is restored when it runs again.
     """
-    active = recompute.mode != "none" and torch.is_grad_enabled()
-    index = 0
+    if recompute.mode == "none":
+        return list(segments)
+    found, index = [], 0
     while index < len(segments):
-        stop = index + 1
-        if active and recompute.wants(segments[index]):
-            while stop < len(segments) and recompute.wants(segments[stop]):
-                stop += 1
-            state = _checkpointed(segments[index:stop], state)
+        stop = index
+        while stop < len(segments) and recompute.wants(segments[stop]):
+            stop += 1
+        if stop > index:
+            found.append(_checkpointed(segments[index:stop]))
+            index = stop
         else:
-            with torch.profiler.record_function(segments[index].name):
-                state = segments[index].fn(*state)
-        index = stop
+            found.append(segments[index])
+            index += 1
+    return found
+
+
+def run_segments(segments: Sequence[Segment], state: State, recompute: Recompute = Recompute()) -> State:
+    """Fold `state` through `segments` and return the last state; under grad mode with recomputation (`regions`)."""
+    if recompute.mode != "none" and torch.is_grad_enabled():
+        segments = regions(segments, recompute)
+    for segment in segments:
+        with torch.profiler.record_function(segment.name):
+            state = segment.fn(*state)
     return state
 
 
-def _checkpointed(segments: Sequence[Segment], state: State) -> State:
+def _checkpointed(segments: Sequence[Segment]) -> Segment:
     from torch.utils.checkpoint import checkpoint
 
-    def region(*inputs: Tensor | None) -> State:
+    def fold(*inputs: Tensor | None) -> State:
         current: State = inputs
         for segment in segments:
             current = segment.fn(*current)
         return current
 
-    return checkpoint(region, *state, use_reentrant=False, preserve_rng_state=True)  # type: ignore[return-value]
+    def region(*inputs: Tensor | None) -> State:
+        return checkpoint(fold, *inputs, use_reentrant=False, preserve_rng_state=True)  # type: ignore[return-value]
+
+    return Segment("+".join(segment.name for segment in segments), "compute", region, segments[-1].out)
 
 
-__all__ = ["Recompute", "Segment", "State", "run_segments"]
+__all__ = ["Recompute", "Segment", "State", "regions", "run_segments"]

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from sennit.errors import ConfigError
 from sennit.recipe.fields import nearest
 from sennit.recipe.recipe import Recipe
+from sennit.recipe.schedules import even_layers, model_parts, schedule_problems
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ def check_run(recipe: Recipe, world_size: int, *, fast_dtypes: Collection[str] |
         *_check_optional(recipe),
         *_check_unavailable(recipe),
         *_check_tensor_parallel(recipe),
+        *_check_context_parallel(recipe),
+        *_check_pipeline(recipe, world_size),
         *_check_world(recipe, world_size),
         *_check_batch(recipe, world_size),
     ]
@@ -69,7 +72,8 @@ def _resolve(recipe: Recipe, world_size: int, fast_dtypes: Collection[str] | Non
     share = recipe.train.global_batch_size // (recipe.parallel.dp_replicate * shards)
     return recipe.replace(
         parallel__dp_shard=shards,
-        train__micro_batch_size=recipe.train.micro_batch_size or share,
+        parallel__cp_ulysses=_ulysses(recipe),
+        train__micro_batch_size=recipe.train.micro_batch_size or _micro_batch_size(recipe, share) or share,
         precision__dtype=dtype,
     )
 
@@ -205,7 +209,7 @@ def _check_optional(recipe: Recipe) -> list[str]:
 def _check_unavailable(recipe: Recipe) -> list[str]:
     return [
         f"parallel.{name}={getattr(recipe.parallel, name)} is not available in this version; use {name}=1."
-        for name in ("pp", "cp", "ep", "etp")
+        for name in ("ep", "etp")
         if getattr(recipe.parallel, name) > 1
     ]
 
@@ -246,6 +250,128 @@ def _check_tensor_parallel(recipe: Recipe) -> list[str]:
             f"evenly; use seq_len={_nearest_multiples(recipe.train.seq_len, tp)} or parallel.sequence_parallel=false."
         )
     return problems
+
+
+def _ulysses(recipe: Recipe) -> int:
+    """Return the ranks of a Ulysses group for cp_kind both (0 for other kinds): what is asked for, or the largest
+    divisor of cp, smaller than cp, that divides the heads of a tensor-parallel rank."""
+    p = recipe.parallel
+    if p.cp_kind != "both":
+        return 0
+    heads = recipe.model.num_heads // p.tp
+    fits = [k for k in range(1, p.cp) if p.cp % k == 0 and heads % k == 0]
+    return p.cp_ulysses or max(fits, default=1)
+
+
+def _check_context_parallel(recipe: Recipe) -> list[str]:
+    m, p, problems = recipe.model, recipe.parallel, []
+    if p.cp_ulysses and p.cp_kind != "both":
+        problems.append(
+            f"parallel.cp_ulysses={p.cp_ulysses} has no effect with cp_kind={p.cp_kind}; use cp_kind=both, or cp_ulysses=0."
+        )
+    if p.cp == 1:
+        return problems
+    if p.cp_kind == "both" and p.cp % max(p.cp_ulysses, 1):
+        problems.append(
+            f"parallel.cp_ulysses={p.cp_ulysses} does not divide cp={p.cp}: cp is a ring of Ulysses groups; use cp_ulysses in "
+            f"{_divisors(p.cp)}."
+        )
+        return problems
+    ulysses = _ulysses(recipe) if p.cp_kind == "both" else p.ulysses
+    heads, kv = m.num_heads // p.tp, max(m.num_kv_heads // p.tp, 1)
+    if ulysses > 1 and heads % ulysses:
+        problems.append(
+            f"parallel.cp={p.cp} with cp_kind={p.cp_kind} gives each of {ulysses} ranks an equal share of the {heads} heads "
+            f"(num_heads={m.num_heads} / tp={p.tp}), which {ulysses} does not divide; use cp in {_divisors(heads)}, or "
+            f"cp_kind=ring, which takes any number."
+        )
+    elif ulysses > 1 and kv % ulysses and ulysses % kv:
+        fits = [str(k) for k in range(1, heads + 1) if heads % k == 0 and (kv % k == 0 or k % kv == 0)]
+        problems.append(
+            f"parallel.cp={p.cp} with cp_kind={p.cp_kind}: {kv} kv heads (num_kv_heads={m.num_kv_heads} / tp={p.tp}) can "
+            f"neither be dealt out to {ulysses} ranks nor copied to equally many; use cp in {{{', '.join(fits)}}}, or "
+            f"cp_kind=ring."
+        )
+    ring = p.cp // ulysses
+    pieces = (2 * ring if ring > 1 else 1) * ulysses
+    unit = math.lcm(pieces, p.cp * p.tp if recipe.parallel.sequence_parallel and p.tp > 1 else 1)
+    if recipe.train.seq_len % unit:
+        parts = f"2 x {ring} pieces, so that every rank of the ring has equal work" if ring > 1 else f"{ulysses} parts"
+        tp = f", each divided by tp={p.tp}" if unit != pieces else ""
+        problems.append(
+            f"train.seq_len={recipe.train.seq_len} does not divide into the pieces that parallel.cp={p.cp} needs: a sequence "
+            f"is cut into {parts}{tp}, {unit} in all; use seq_len={_nearest_multiples(recipe.train.seq_len, unit)}, or "
+            f"another cp."
+        )
+    return problems
+
+
+def _check_pipeline(recipe: Recipe, world_size: int) -> list[str]:
+    p, layers, problems = recipe.parallel, recipe.model.num_layers, []
+    if p.pp == 1:
+        if p.layers_per_stage and sum(p.layers_per_stage) != layers:
+            problems.append(_wrong_layers(recipe, 1))
+        return problems
+    parts = model_parts(str(p.schedule), p.pp, p.virtual_stages)
+    dp = p.dp_replicate * (p.dp_shard or max(world_size // _fixed_ranks(recipe), 1))
+    share = recipe.train.global_batch_size // dp
+    name, size = str(p.schedule), recipe.train.micro_batch_size or _micro_batch_size(recipe, share)
+    if size == 0 and share and recipe.train.global_batch_size % dp == 0:
+        why = schedule_problems(name, p.pp, share, p.virtual_stages) or schedule_problems(name, p.pp, 1, p.virtual_stages)
+        unit = dp * p.pp
+        problems.append(
+            f"train.global_batch_size={recipe.train.global_batch_size} gives each of the {dp} data ranks {share} sequences, "
+            f"which divide into no number of microbatches that suits the schedule ({why[0].rstrip('.')}); use "
+            f"global_batch_size={_nearest_multiples(recipe.train.global_batch_size, unit)}."
+        )
+    elif size and share % size == 0:
+        problems += [f"parallel: {text}" for text in schedule_problems(name, p.pp, share // size, p.virtual_stages)]
+    if p.layers_per_stage:
+        if len(p.layers_per_stage) != parts or sum(p.layers_per_stage) != layers or min(p.layers_per_stage) < 0:
+            problems.append(_wrong_layers(recipe, parts))
+        elif 0 in p.layers_per_stage[1:-1]:
+            problems.append(
+                f"parallel.layers_per_stage={list(p.layers_per_stage)} has a stage without layers between others: only the "
+                f"first (embedding) and the last (head) may have none; use for example {even_layers(layers, parts)}."
+            )
+    elif layers < parts:
+        fits = [str(k) for k in range(1, p.pp) if model_parts(str(p.schedule), k, p.virtual_stages) <= layers][-1:]
+        chunks = parts // p.pp
+        stages = f"pp={p.pp}" + (f" x {chunks} virtual stages" if chunks > 1 else "")
+        problems.append(
+            f"parallel: {stages} are {parts} stages, more than the model's {layers} layers (model.num_layers): each "
+            f"stage needs one; use pp={fits[0] if fits else 1} or fewer"
+            + (", or a schedule with one chunk a rank." if chunks > 1 else ".")
+        )
+    return problems
+
+
+def _micro_batch_size(recipe: Recipe, share: int) -> int:
+    """Return the sequences of a microbatch where the recipe leaves them open: all `share` of a data rank without a
+    pipeline; with one, the most that still give at least two microbatches a pipeline rank, or else as many microbatches
+    as the schedule takes. 0 if no number fits."""
+    p = recipe.parallel
+    if p.pp == 1:
+        return share
+    counts = [count for count in range(1, share + 1) if share % count == 0]
+    fits = [count for count in counts if not schedule_problems(str(p.schedule), p.pp, count, p.virtual_stages)]
+    if not fits:
+        return 0
+    return share // next((count for count in fits if count >= 2 * p.pp), fits[-1])
+
+
+def _wrong_layers(recipe: Recipe, parts: int) -> str:
+    given, layers = list(recipe.parallel.layers_per_stage), recipe.model.num_layers
+    example = even_layers(layers, parts)
+    if len(given) != parts:
+        return (
+            f"parallel.layers_per_stage={given} has {len(given)} numbers, but the pipeline has {parts} stages (pp x virtual "
+            f"stages): give one for each, for example {example}."
+        )
+    return (
+        f"parallel.layers_per_stage={given} adds up to {sum(given)}, but model.num_layers={layers}: every layer belongs to "
+        f"exactly one stage; use for example {example}."
+    )
 
 
 def _fixed_ranks(recipe: Recipe) -> int:

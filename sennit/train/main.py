@@ -66,7 +66,13 @@ def start_job(recipe: Recipe) -> Job:
         group = new_checkpoint_group()
     p = recipe.parallel
     mesh = build_mesh(
-        device_type=device.torch_type, pp=p.pp, dp_replicate=p.dp_replicate, dp_shard=p.dp_shard, cp=p.cp, tp=p.tp
+        device_type=device.torch_type,
+        pp=p.pp,
+        dp_replicate=p.dp_replicate,
+        dp_shard=p.dp_shard,
+        cp=p.cp,
+        tp=p.tp,
+        ulysses=p.ulysses,
     )
     return Job(device, mesh, group, rank, world_size)
 
@@ -162,7 +168,7 @@ def logged_steps(run_dir: Path) -> list[dict[str, Any]]:
 def describe_run(recipe: Recipe, job: Job, trainer: Trainer) -> str:
     """Return what is trained, on what and how, in one line."""
     p, train = recipe.parallel, recipe.train
-    sizes = {"dp_replicate": p.dp_replicate, "dp_shard": p.dp_shard, "tp": p.tp}
+    sizes = {"pp": p.pp, "dp_replicate": p.dp_replicate, "dp_shard": p.dp_shard, "cp": p.cp, "tp": p.tp}
     layout = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank"
     tokens = train.global_batch_size * train.seq_len
     return (
@@ -314,7 +320,7 @@ def finish(trainer: Trainer, job: Job, log: RunLog, totals: Totals, bundle: Data
         from sennit.generate import sample_text
 
         sample = sample_text(
-            trainer.model,
+            trainer.engine.inference_model(),
             bundle.tokenizer,
             recipe.log.sample_prompt,
             max_new_tokens=recipe.log.sample_tokens,

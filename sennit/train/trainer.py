@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,13 @@ from torch import Tensor
 from sennit import ops
 from sennit.errors import SennitError
 from sennit.mesh import Mesh
-from sennit.models import DTYPES, build_decoder, decoder_config, hold_in
-from sennit.nn import DropoutKey, Recompute
+from sennit.models import DTYPES, Decoder, decoder_config
+from sennit.nn import DropoutKey
 from sennit.ops.documents import DocumentMask
-from sennit.train.gradients import GradientReducer, ShardedGradients, gradient_norm
+from sennit.pipeline.plan import plan_pipeline
+from sennit.pipeline.stage import Microbatch
+from sennit.train.engine import Accumulation, Engine, Pipeline, Stopwatch
+from sennit.train.gradients import gradient_norm
 from sennit.train.optimizer import SGD, AdamW, Muon, Optimizer, Slot, make_slots
 from sennit.train.schedule import learning_rate
 
@@ -55,22 +59,6 @@ class StepRecord:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-class _Stopwatch:
-    """Adds wall time to named phases; synchronises the device only if it has asynchronous streams."""
-
-    def __init__(self, device: Device) -> None:
-        self.seconds = {"data": 0.0, "forward": 0.0, "backward": 0.0, "optimizer": 0.0}
-        self._device = device
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        if self._device.has_streams:
-            self._device.synchronize()
-        now = time.perf_counter()
-        self.seconds[phase] += now - self._last
-        self._last = now
-
-
 class Trainer:
     """Builds everything a run needs on this rank and performs steps.
 
@@ -97,27 +85,33 @@ class Trainer:
         self.dtype = DTYPES[str(recipe.precision.dtype)]
         self.torch_device = torch.device(device.torch_type)
         self.config = decoder_config(recipe, vocab_size)
-        self.model = build_decoder(
-            self.config,
-            mesh,
-            device=self.torch_device,
-            dtype=self.dtype,
-            seed=recipe.run.seed if initialise else None,
-            recompute=Recompute(str(recipe.recompute.mode), frozenset(recipe.recompute.segments)),
-            reshard_after_forward=recipe.parallel.reshard_after_forward,
-        )
-        self.masters = hold_in(self.model, self.dtype)
-        self.slots = make_slots(self.model, self.masters)
+        seed = recipe.run.seed if initialise else None
+        self.engine = self._new_engine(seed)
+        self.models = self.engine.models
+        masters = self.engine.masters
+        self.slots = [slot for model in self.models for slot in make_slots(model, masters)]
         self.optimizer = build_optimizer(recipe, self.slots, self.dtype)
         self.parameters = [slot.parameter for slot in self.slots]
-        if mesh.dp_shard.size > 1:
-            self.gradients: GradientReducer | ShardedGradients = ShardedGradients(self.model, self.parameters)
-        else:
-            self.gradients = GradientReducer(self.parameters, mesh.data)
+        self.engine.prepare([(slot.name, slot.parameter) for slot in self.slots])
+        self._owned = [self.engine.owned(slot.name) for slot in self.slots]
         self.step = 0
         self.tokens_seen = 0
         self.updates = 0
         self._bad_steps = 0
+
+    @property
+    def model(self) -> Decoder:
+        """The whole model, in a job without pipeline stages."""
+        (model,) = self.models
+        return model
+
+    def _new_engine(self, seed: int | None) -> Engine:
+        recipe, mesh = self.recipe, self.mesh
+        if mesh.pp.size == 1:
+            return Accumulation(self.config, mesh, recipe, device=self.torch_device, dtype=self.dtype, seed=seed)
+        train = recipe.train
+        plan = plan_pipeline(recipe, self.config, train.global_batch_size // mesh.data.size // train.micro_batch_size)
+        return Pipeline(plan, self.config, mesh, recipe, device=self.device, dtype=self.dtype, seed=seed)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -130,23 +124,19 @@ class Trainer:
         Raises TrainingError after MAX_BAD_STEPS such non-finite steps in a row.
         """
         begin = time.perf_counter()
-        watch = _Stopwatch(self.device)
-        self.model.train()
+        watch = Stopwatch(self.device)
+        for model in self.models:
+            model.train()
         batches = self.train_loader.microbatches(self.step, self.mesh.data.rank, self.mesh.data.size)
         counted, num_bytes = self._count(batches)
         watch.lap("data")
-        self.gradients.begin(len(batches))
-        total = torch.zeros((), dtype=torch.float64, device=self.torch_device)
-        for index, batch in enumerate(batches):
-            self.gradients.microbatch(last=index + 1 == len(batches))
-            loss = self._loss(batch, scale=1.0 / max(counted, 1), dropout=self._dropout_key(index, batch))
-            total += loss.detach()
-            watch.lap("forward")
-            loss.backward()
-            watch.lap("backward")
-        gradients = self.gradients.collect()
-        value = self._sum_over_data(total)
-        norm = gradient_norm(self.parameters, gradients, self.mesh)
+        scale = 1.0 / max(counted, 1)
+        total = self.engine.train(
+            [partial(self._microbatch, batch, scale, self._dropout_key(i, batch)) for i, batch in enumerate(batches)], watch
+        )
+        gradients = self.engine.gradients.collect()
+        value = self._sum_of_losses(total)
+        norm = gradient_norm(self.parameters, gradients, self.mesh, self._owned)
         rate = self.rate(self.step)
         good = counted > 0 and math.isfinite(value) and math.isfinite(norm)
         if good:
@@ -179,29 +169,38 @@ class Trainer:
                 f"or set optimizer.clip_norm, then resume from the last checkpoint."
             )
 
-    def _loss(self, batch: Batch, *, scale: float, dropout: DropoutKey | None = None) -> Tensor:
-        """Return `scale` times the sum of this rank's token losses of a microbatch."""
+    def _microbatch(self, batch: Batch, scale: float, dropout: DropoutKey | None = None) -> Microbatch:
+        """Return what the model needs of `batch`; its loss is `scale` times the sum of the token losses."""
         tokens = batch.tokens.to(self.torch_device)
         tp = self.mesh.tp
         documents = None if batch.documents is None else DocumentMask.from_lengths(batch.documents)
-        context = self.model.context(
+        sequence_parallel = self.recipe.parallel.sequence_parallel and tp.size > 1 and tokens.shape[1] % tp.size == 0
+        context = self.models[0].context(
             tokens,
             dtype=self.dtype,
             positions=None if documents is None else batch.positions.to(self.torch_device),
             documents=documents,
-            sequence_parallel=self.recipe.parallel.sequence_parallel and tp.size > 1 and tokens.shape[1] % tp.size == 0,
+            sequence_parallel=sequence_parallel,
             dropout=dropout,
         )
-        smoothing, z_loss = (self.recipe.train.label_smoothing, self.recipe.train.z_loss) if self.model.training else (0.0, 0.0)
-        loss = partial(
+        return Microbatch(
+            tokens,
+            batch.labels.to(self.torch_device),
+            context,
+            self._loss_function(scale),
+            tokens.shape[1] // tp.size if sequence_parallel else tokens.shape[1],
+        )
+
+    def _loss_function(self, scale: float) -> Callable[..., Tensor]:
+        train, training = self.recipe.train, self.models[0].training
+        return partial(
             ops.linear_cross_entropy,
             vocab_size=self.config.vocab_size,
-            axis=tp,
-            label_smoothing=smoothing,
-            z_loss=z_loss,
+            axis=self.mesh.tp,
+            label_smoothing=train.label_smoothing if training else 0.0,
+            z_loss=train.z_loss if training else 0.0,
             scale=scale,
         )
-        return self.model(tokens, context, batch.labels.to(self.torch_device), loss)
 
     def _dropout_key(self, index: int, batch: Batch) -> DropoutKey | None:
         if not self.config.dropout:
@@ -225,9 +224,11 @@ class Trainer:
             dist.all_reduce(counts, group=self.mesh.data.group)
         return int(counts[0]), int(counts[1])
 
-    def _sum_over_data(self, value: Tensor) -> float:
-        if self.mesh.data.size > 1:
-            dist.all_reduce(value, group=self.mesh.data.group)
+    def _sum_of_losses(self, value: Tensor) -> float:
+        """Sum over the ranks that hold other tokens, and over the stages: the last one has the losses."""
+        for axis in (self.mesh.loss, self.mesh.pp):
+            if axis.size > 1:
+                dist.all_reduce(value, group=axis.group)
         return float(value)
 
     def rate(self, step: int) -> float:
@@ -252,17 +253,18 @@ class Trainer:
         Always the same batches; the model, the data position and the random state are left as they were.
         """
         assert self.validation_loader is not None
-        self.model.eval()
+        for model in self.models:
+            model.eval()
         total = torch.zeros((), dtype=torch.float64, device=self.torch_device)
         tokens = num_bytes = 0
         for index in range(num_batches):
             batches = self.validation_loader.microbatches(index, self.mesh.data.rank, self.mesh.data.size)
             counted, size = self._count(batches)
             tokens, num_bytes = tokens + counted, num_bytes + size
-            for batch in batches:
-                total += self._loss(batch, scale=1.0)
-        self.model.train()
-        nats = self._sum_over_data(total)
+            total += self.engine.evaluate([partial(self._microbatch, batch, 1.0) for batch in batches])
+        for model in self.models:
+            model.train()
+        nats = self._sum_of_losses(total)
         if tokens == 0:
             return 0.0, None
         return nats / tokens, nats / math.log(2) / num_bytes if num_bytes else None

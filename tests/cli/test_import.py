@@ -32,7 +32,7 @@ def test_the_recipe_trains_the_same_model(tmp_path: Path, capsys: pytest.Capture
     init_weights(trainer, recipe.model.init_from)
     assert document["parameters"] == trainer.config.num_parameters
     for name, parameter in loaded(folder, vocab_multiple=128).named_parameters():
-        assert torch.equal(parameter, trainer.masters[name]), name
+        assert torch.equal(parameter, trainer.engine.masters[name]), name
 
 
 def test_into_a_folder_and_never_over_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,16 +18,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+import sennit.train.engine
 import sennit.train.gradients
 import sennit.train.optimizer
 import sennit.train.trainer
 from sennit.mesh import Axis, Mesh, collectives
+from sennit.models import StagedDecoder
 from sennit.nn import ReplicatedHeadsLinear, RMSNorm, local
 from sennit.train.gradients import ShardedGradients
 from sennit.train.trainer import Trainer
 from tests.mesh.test_collectives import check_pairs, check_without_gradient
 from tests.mutants.killers import layout_equals_one_process, on_ranks, random_state_is_that_of_rank_zero
 from tests.parity.runs import Case
+from tests.pipeline.runs import Run
+from tests.pipeline.test_generation import check_generation
 
 Killer = Callable[[], None]
 
@@ -104,8 +108,33 @@ def without_all_reduce_of(dtype: torch.dtype) -> Callable[[pytest.MonkeyPatch], 
     return set_to(sennit.train.trainer, "dist", SimpleNamespace(all_reduce=all_reduce, broadcast=dist.broadcast))
 
 
-def norm_of_this_rank(parameters: Any, gradients: Any, mesh: Mesh) -> float:
-    return sennit.train.gradients.gradient_norm(parameters, gradients, replace(mesh, world=Axis("world")))
+def norm_of_this_rank(parameters: Any, gradients: Any, mesh: Mesh, owned: Any) -> float:
+    return sennit.train.gradients.gradient_norm(parameters, gradients, replace(mesh, world=Axis("world")), owned)
+
+
+def own_row(out: Tensor, parts: Tensor, axis: Axis) -> Any:
+    """The shape of the reduce-scatter of gradients, without the sum."""
+    out.copy_(parts[axis.rank])
+    return SimpleNamespace(wait=lambda: None)
+
+
+def losses_of_this_stage(self: Trainer, value: Tensor) -> float:
+    real_pp = self.mesh
+    self.mesh = replace(self.mesh, pp=Axis("pp"))
+    try:
+        return REAL_SUM_OF_LOSSES(self, value)
+    finally:
+        self.mesh = real_pp
+
+
+def shared_with_nobody(self: StagedDecoder, value: Tensor | None, owner: int) -> Tensor:
+    """The shape of what the owner has, without its values."""
+    found = REAL_SHARE(self, value, owner)
+    return torch.zeros_like(found) if value is None else found
+
+
+REAL_SUM_OF_LOSSES = Trainer._sum_of_losses
+REAL_SHARE = StagedDecoder._share
 
 
 def without_sum_over_replicas(patch: pytest.MonkeyPatch) -> None:
@@ -130,6 +159,10 @@ dp2 = layout_equals_one_process(Case("dp2"))
 qwen3_tp2 = layout_equals_one_process(Case("tp2", "qwen3"))
 kv_heads = layout_equals_one_process(Case("tp2", options=(("model.num_kv_heads", "1"),)))
 hsdp = layout_equals_one_process(Case("hsdp2x2"))
+pp2 = layout_equals_one_process(Case("pp2"))
+pp2_tied = layout_equals_one_process(Case("pp2", "llama-tied"))
+pp2_dualpipe = layout_equals_one_process(Case("pp2-dualpipe"))
+pp2_fsdp2 = layout_equals_one_process(Case("pp2-fsdp2"))
 muon = layout_equals_one_process(Case("fsdp2", optimizer="muon", data="plain"))
 pairs = on_ranks(check_pairs)
 outside_autograd = on_ranks(check_without_gradient)
@@ -179,7 +212,24 @@ MUTANTS: dict[str, Mutant] = {
         "gradient_norm", set_to(sennit.train.gradients, "_is_first_holder", lambda parameter, mesh: True), tp2
     ),
     "number of counted tokens": Mutant("Trainer._count", without_all_reduce_of(torch.int64), dp2),
-    "sum of losses": Mutant("Trainer._sum_over_data", without_all_reduce_of(torch.float64), dp2),
+    "sum of losses over stages": Mutant(
+        "Trainer._sum_of_losses", set_to(Trainer, "_sum_of_losses", losses_of_this_stage), pp2
+    ),
+    "sum of gradients over shards in a pipeline": Mutant(
+        "_scatter_sum", set_to(sennit.train.gradients, "_scatter_sum", own_row), pp2_fsdp2
+    ),
+    "sum of gradients over the copies of a bidirectional pipeline": Mutant(
+        "_replica_axes", set_to(sennit.train.engine, "_replica_axes", lambda plan, mesh: {}), pp2_dualpipe
+    ),
+    "sum of gradients over the two ends of a tied pipeline": Mutant(
+        "sum_of_uses", set_to(sennit.train.engine, "sum_of_uses", lambda gradient, tied: gradient), pp2_tied
+    ),
+    "sharing of what each part of a model returns": Mutant(
+        "StagedDecoder._share",
+        set_to(StagedDecoder, "_share", shared_with_nobody),
+        lambda: check_generation(Run("1f1b", 2, 4)),
+    ),
+    "sum of losses": Mutant("Trainer._sum_of_losses", without_all_reduce_of(torch.float64), dp2),
     "gathering of sharded matrices in Muon": Mutant("Muon._muon", shard_by_shard, muon),
     "random state of a checkpoint": Mutant(
         "Trainer._random_state",

@@ -41,7 +41,7 @@ def test_a_communication_that_is_left_out_is_noticed(name: str) -> None:
 def communicating_functions() -> set[str]:
     """Return the functions of the training step that call torch.distributed, from the source."""
     found = set()
-    for package in ("mesh", "nn", "models", "ops", "train"):
+    for package in ("mesh", "nn", "models", "ops", "pipeline", "train"):
         for path in sorted((Path(sennit.__file__).parent / package).rglob("*.py")):
             _collect(ast.parse(path.read_text(encoding="utf-8")), "", found)
     return found

@@ -37,15 +37,20 @@ class Layout:
     """How a case's ranks are arranged; the world size is the product."""
 
     name: str
+    pp: int = 1
     dp_replicate: int = 1
     dp_shard: int = 1
+    cp: int = 1
     tp: int = 1
     sequence_parallel: bool = True
     reshard: bool = True
+    schedule: str = "1f1b"
+    cp_kind: str = "ring"
+    options: tuple[tuple[str, str], ...] = ()
 
     @property
     def world(self) -> int:
-        return self.dp_replicate * self.dp_shard * self.tp
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
     def data_ranks(self) -> int:
@@ -53,11 +58,16 @@ class Layout:
 
     def overrides(self) -> dict[str, str]:
         return {
+            "parallel.pp": str(self.pp),
+            "parallel.schedule": self.schedule,
+            "parallel.cp": str(self.cp),
+            "parallel.cp_kind": self.cp_kind,
             "parallel.dp_replicate": str(self.dp_replicate),
             "parallel.dp_shard": str(self.dp_shard),
             "parallel.tp": str(self.tp),
             "parallel.sequence_parallel": str(self.sequence_parallel).lower(),
             "parallel.reshard_after_forward": str(self.reshard).lower(),
+            **dict(self.options),
         }
 
 
@@ -81,6 +91,17 @@ LAYOUTS = {
         Layout("fsdp2-tp2", dp_shard=2, tp=2, sequence_parallel=False),
         Layout("fsdp2-tp2-sp", dp_shard=2, tp=2),
         Layout("hsdp2x2-tp2-sp", dp_replicate=2, dp_shard=2, tp=2),
+        Layout("pp2", pp=2),
+        Layout("pp2-interleaved", pp=2, schedule="interleaved"),
+        Layout("pp2-zb-v", pp=2, schedule="zb-v"),
+        Layout("pp2-dualpipe", pp=2, schedule="dualpipe"),
+        Layout("pp2-fsdp2", pp=2, dp_shard=2, schedule="zb-h1"),
+        Layout("pp2-fsdp2-interleaved", pp=2, dp_shard=2, schedule="interleaved"),
+        Layout("pp2-fsdp2-dualpipev-tied", pp=2, dp_shard=2, schedule="dualpipev"),
+        Layout("pp2-dp2-dualpipe", pp=2, dp_replicate=2, schedule="dualpipe"),
+        Layout("pp2-tp2-sp", pp=2, tp=2, schedule="zb-h1"),
+        Layout("pp2-hsdp2x2", pp=2, dp_replicate=2, dp_shard=2, schedule="zb-h2"),
+        Layout("pp2-fsdp2-tp2-sp-zb-v", pp=2, dp_shard=2, tp=2, schedule="zb-v"),
     )
 }
 
@@ -100,7 +121,7 @@ OPTIMIZERS: dict[str, dict[str, str]] = {
 
 BASE = {
     "model.hidden_size": "32",
-    "model.num_layers": "2",
+    "model.num_layers": "4",
     "model.num_heads": "4",
     "model.num_kv_heads": "2",
     "model.ffn_size": "48",
@@ -141,6 +162,12 @@ class Case:
     def world(self) -> int:
         return LAYOUTS[self.layout].world
 
+    @property
+    def accumulated(self) -> int:
+        """Microbatches a step: as many as a pipeline needs, if that is more than `accumulate`."""
+        layout = LAYOUTS[self.layout]
+        return max(self.accumulate, min(4, ROWS // layout.data_ranks) if layout.pp > 1 else 1)
+
     def alone(self) -> Case:
         """Return the same run in one process and one microbatch, without recomputation."""
         options = tuple(option for option in self.options if not option[0].startswith("recompute."))
@@ -153,7 +180,7 @@ class Case:
             **FAMILIES[self.family],
             **OPTIMIZERS[self.optimizer],
             **layout.overrides(),
-            "train.micro_batch_size": str(ROWS // layout.data_ranks // self.accumulate),
+            "train.micro_batch_size": str(ROWS // layout.data_ranks // self.accumulated),
             **dict(self.options),
         }
         return check_run(load_recipe("tiny", overrides), layout.world)
@@ -222,7 +249,15 @@ def new_trainer(case: Case, mesh: Mesh) -> Trainer:
 def mesh_of(layout: str) -> Mesh:
     """Return the mesh of `layout` over the ranks of this process; collective, once a process."""
     wanted = LAYOUTS[layout]
-    return build_mesh(dp_replicate=wanted.dp_replicate, dp_shard=wanted.dp_shard, tp=wanted.tp)
+    parallel = Case(layout).recipe().parallel
+    return build_mesh(
+        pp=wanted.pp,
+        dp_replicate=wanted.dp_replicate,
+        dp_shard=wanted.dp_shard,
+        cp=wanted.cp,
+        tp=wanted.tp,
+        ulysses=parallel.ulysses,
+    )
 
 
 def full(like: Tensor, local: Tensor) -> Tensor:
@@ -244,30 +279,46 @@ def trace(case: Case) -> Trace:
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {slot.name: full(slot.master, local_data(slot.master)).clone() for slot in trainer.slots}
+    mine = {slot.name: full(slot.master, local_data(slot.master)).clone() for slot in trainer.slots}
+    return over_stages(trainer.mesh, mine)
+
+
+def over_stages(mesh: Mesh, mine: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of all pipeline ranks by name. Collective. Copies must be bit-equal."""
+    if mesh.pp.size == 1:
+        return mine
+    everyone: list[Any] = [None] * mesh.pp.size
+    dist.all_gather_object(everyone, mine, group=mesh.pp.group)
+    result: dict[str, Tensor] = {}
+    for part in everyone:
+        for name, tensor in part.items():
+            assert name not in result or torch.equal(result[name], tensor), f"copies of {name} differ"
+            result[name] = tensor
+    return result
 
 
 @contextmanager
 def recording(trainer: Trainer, gradients: list[dict[str, Tensor]]) -> Iterator[None]:
     """Append each step's full gradients, as they leave the reduction, to `gradients`."""
-    real = trainer.gradients.collect
+    real = trainer.engine.gradients.collect
 
     def collect() -> list[Tensor]:
         collected = real()
         pairs = zip(trainer.slots, collected, strict=True)
-        gradients.append({slot.name: full(slot.master, g.detach().clone()).clone() for slot, g in pairs})
+        mine = {slot.name: full(slot.master, g.detach().clone()).clone() for slot, g in pairs}
+        gradients.append(over_stages(trainer.mesh, mine))
         return collected
 
-    trainer.gradients.collect = collect  # type: ignore[method-assign]
+    trainer.engine.gradients.collect = collect  # type: ignore[method-assign]
     yield
-    trainer.gradients.collect = real  # type: ignore[method-assign]
+    trainer.engine.gradients.collect = real  # type: ignore[method-assign]
 
 
 def disagreement(trainer: Trainer) -> float:
     """Return the largest difference between copies of a weight that several ranks hold whole; 0.0 if bit-equal."""
     worst = 0.0
     mesh = trainer.mesh
-    for axis in (mesh.dp_replicate, mesh.tp):
+    for axis in (mesh.dp_replicate, mesh.cp, mesh.tp):
         if axis.size == 1:
             continue
         copies = [local_data(slot.master).flatten() for slot in trainer.slots if not _split_over(slot.master, axis.name)]
@@ -282,7 +333,10 @@ def _split_over(parameter: Any, axis: str) -> bool:
     if not hasattr(parameter, "placements"):
         return False
     names = parameter.device_mesh.mesh_dim_names
-    return any(name == axis and not p.is_replicate() for name, p in zip(names, parameter.placements, strict=True))
+    return any(
+        (name == axis or (name == "dp_shard_cp" and axis in ("dp_shard", "cp"))) and not p.is_replicate()
+        for name, p in zip(names, parameter.placements, strict=True)
+    )
 
 
 @dataclass

@@ -29,7 +29,7 @@ def test_gradients_are_accumulated_and_reduced_in_float32(layout: str, accumulat
     truth = reference(Case("one", steps=1))
     case = Case(layout, accumulate=accumulate, options=BF16, steps=1)
     single = error(reference(Case("one", options=BF16, steps=1)), truth)
-    assert single < 0.02, "about four times the rounding of bf16, 2^-8"
+    assert single < 0.03, "about six times the rounding of bf16, 2^-8, after four layers"
     for run in run_ranks(traced, case.world, case):
         assert all(gradient.dtype == torch.float32 for gradient in run.gradients[0].values())
         assert error(run, truth) < 1.1 * single

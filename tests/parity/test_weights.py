@@ -22,10 +22,12 @@ def differing_starts(layouts: list[str], families: dict[str, Weights]) -> list[s
             trainer = new_trainer(Case(layout, family), mesh_of(layout))
             found = weights(trainer)
             wrong += [f"{layout} {family} {name}" for name in expected if not torch.equal(found[name], expected[name])]
+            if trainer.mesh.pp.size > 1:
+                continue  # other ranks hold other weights
             local = local_data(trainer.slots[0].master)
             shards = [torch.empty_like(local) for _ in range(dist.get_world_size())]
             dist.all_gather(shards, local.contiguous())
-            split = trainer.mesh.tp.size * trainer.mesh.dp_shard.size
+            split = trainer.mesh.tp.size * trainer.mesh.shard.size
             distinct = len({shard.numpy().tobytes() for shard in shards if shard.any()})
             wrong += [f"{layout} {family}: {distinct} distinct shards"] if distinct > split else []
             wrong += [f"{layout} {family}: shards repeat"] if distinct == 1 and split > 2 else []
@@ -71,7 +73,7 @@ def norm_weights(layout: str) -> Weights:
 def test_norm_weights_do_not_drift_apart_over_tp(layout: str) -> None:
     """Five steps with qk-norm, with and without sequence parallelism: bit-equal copies, and they did move. I-06, I-59."""
     first, second = run_ranks(norm_weights, 2, layout)
-    assert len(first) == 9
+    assert len(first) == 17
     for name, weight in first.items():
         assert torch.equal(weight, second[name]), name
         assert not torch.equal(weight, torch.ones_like(weight)), name

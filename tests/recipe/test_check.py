@@ -24,8 +24,64 @@ REFUSED = {
     "head size": (1, {"model.hidden_size": "254"}, ["model.hidden_size=254", "252 or 256"]),
     "odd head size": (1, {"model.head_size": "33"}, ["even", "34"]),
     "heads over kv heads": (1, {"model.num_kv_heads": "3"}, ["model.num_kv_heads=3", "{1, 2, 4}"]),
-    "pipeline": (2, {"parallel.pp": "2"}, ["parallel.pp=2", "not available"]),
-    "context": (2, {"parallel.cp": "2"}, ["parallel.cp=2", "not available"]),
+    "experts": (2, {"parallel.ep": "2"}, ["parallel.ep=2", "not available"]),
+    "more stages than layers": (7, {"parallel.pp": "7"}, ["pp=7", "6 layers", "pp=6 or fewer"]),
+    "more chunks than layers": (
+        4,
+        {"parallel.pp": "4", "parallel.schedule": "zb-v", "train.micro_batch_size": "1"},
+        ["pp=4 x 2 virtual stages", "8 stages", "6 layers", "pp=3 or fewer"],
+    ),
+    "too few microbatches": (
+        2,
+        {"parallel.pp": "2", "parallel.schedule": "zb-v", "train.micro_batch_size": "8"},
+        ["2 microbatches", "zb-v", "at least 3 (2 pp - 1)", "use 3"],
+    ),
+    "odd number of ranks for DualPipe": (
+        3,
+        {"parallel.pp": "3", "parallel.schedule": "dualpipe", "train.micro_batch_size": "1"},
+        ["pp=3", "even", "pp=2 or 4", "dualpipev"],
+    ),
+    "odd number of microbatches for DualPipe": (
+        2,
+        {
+            "parallel.pp": "2",
+            "parallel.schedule": "dualpipe",
+            "train.global_batch_size": "7",
+            "train.micro_batch_size": "1",
+        },
+        ["7 microbatches", "multiple of 2", "use 6 or 8"],
+    ),
+    "interleaved microbatches": (
+        3,
+        {"parallel.pp": "3", "parallel.schedule": "interleaved", "train.micro_batch_size": "4"},
+        ["4 microbatches", "multiple of pp = 3", "use 3 or 6"],
+    ),
+    "no division into microbatches fits": (
+        3,
+        {"parallel.pp": "3", "parallel.schedule": "interleaved"},
+        ["train.global_batch_size=16", "interleaved", "multiple of pp = 3", "15 or 18"],
+    ),
+    "layers that do not add up": (
+        2,
+        {"parallel.pp": "2", "parallel.layers_per_stage": "3,2"},
+        ["adds up to 5", "model.num_layers=6", "[3, 3]"],
+    ),
+    "layers for another number of stages": (
+        2,
+        {"parallel.pp": "2", "parallel.layers_per_stage": "2,2,2"},
+        ["3 numbers", "2 stages", "[3, 3]"],
+    ),
+    "heads over Ulysses": (
+        3,
+        {"parallel.cp": "3", "parallel.cp_kind": "ulysses", "train.seq_len": "258"},
+        ["parallel.cp=3", "4 heads", "{1, 2, 4}", "cp_kind=ring"],
+    ),
+    "sequence over a ring": (2, {"parallel.cp": "2", "train.seq_len": "254"}, ["train.seq_len=254", "252 or 256"]),
+    "ring and Ulysses": (
+        4,
+        {"parallel.cp": "4", "parallel.cp_kind": "both", "parallel.cp_ulysses": "3"},
+        ["cp_ulysses=3", "cp=4", "{1, 2, 4}"],
+    ),
     "segments without selective": (1, {"recompute.segments": "mlp"}, ["recompute.segments", "selective"]),
     "unknown segment": (
         1,
@@ -54,10 +110,10 @@ def test_refused(world: int, overrides: dict[str, str], words: list[str]) -> Non
 
 
 def test_all_problems_are_reported_at_once() -> None:
-    recipe = load_recipe("tiny", {"model.num_kv_heads": "3", "model.head_size": "33", "parallel.pp": "2"})
+    recipe = load_recipe("tiny", {"model.num_kv_heads": "3", "model.head_size": "33", "parallel.pp": "7"})
     with pytest.raises(ConfigError) as caught:
-        check_run(recipe, 2, fast_dtypes=())
-    for part in ("model.num_kv_heads=3", "33", "parallel.pp=2", "(3)"):
+        check_run(recipe, 7, fast_dtypes=())
+    for part in ("model.num_kv_heads=3", "33", "pp=7", "(3)"):
         assert part in str(caught.value)
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from sennit.mesh import Mesh
+from sennit.nn import leaf_of
 from sennit.train.gradients import local_data
 from sennit.train.trainer import MAX_BAD_STEPS, Trainer, TrainingError
 from tests.parity.runs import Case, mesh_of, new_trainer, weights
@@ -84,7 +85,7 @@ def broken_on_the_last_rank(layout: str) -> tuple[bool, bool, int]:
     before = weights(trainer)
     if dist.get_rank() == dist.get_world_size() - 1:
         slot = next(slot for slot in trainer.slots if slot.name == "layers.0.mlp.up.weight")
-        handle = slot.parameter.register_hook(lambda grad: grad * float("nan"))
+        handle = leaf_of(slot.parameter).register_hook(lambda grad: grad * float("nan"))
         record = trainer.train_step()
         handle.remove()
     else:

@@ -6,13 +6,18 @@ import torch
 from torch import nn
 
 from sennit.mesh import Axis, Mesh
-from sennit.train.gradients import GradientReducer, gradient_norm
+from sennit.train.gradients import GradientGroup, GradientReducer, gradient_norm
+
+
+def new_reducer(parameters: list[nn.Parameter], **options: int) -> GradientReducer:
+    group = GradientGroup([(index, [parameter]) for index, parameter in enumerate(parameters)], Axis("data"))
+    return GradientReducer(parameters, [group], **options)
 
 
 def test_bf16_gradients_are_summed_in_float32() -> None:
     """1024 microbatches that each add 1e-3 to a gradient give 1.024, not the 0.5 at which a bf16 sum stops. I-18."""
     weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    reducer = GradientReducer([weight], Axis("data"))
+    reducer = new_reducer([weight])
     reducer.begin(1024)
     for index in range(1024):
         reducer.microbatch(last=index == 1023)
@@ -25,7 +30,7 @@ def test_bf16_gradients_are_summed_in_float32() -> None:
 
 def test_float64_gradients_stay_float64() -> None:
     weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
-    reducer = GradientReducer([weight], Axis("data"))
+    reducer = new_reducer([weight])
     reducer.begin(2)
     for last in (False, True):
         reducer.microbatch(last=last)
@@ -37,7 +42,7 @@ def test_float64_gradients_stay_float64() -> None:
 
 def test_a_single_microbatch_is_not_copied() -> None:
     weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    reducer = GradientReducer([weight], Axis("data"))
+    reducer = new_reducer([weight])
     reducer.begin(1)
     reducer.microbatch(last=True)
     weight.sum().backward()
@@ -47,7 +52,7 @@ def test_a_single_microbatch_is_not_copied() -> None:
 
 def test_a_parameter_without_part_in_the_loss_has_zero_gradient_and_steps_do_not_mix() -> None:
     used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))
-    reducer = GradientReducer([used, unused], Axis("data"))
+    reducer = new_reducer([used, unused])
     for microbatches in (2, 1):
         reducer.begin(microbatches)
         for index in range(microbatches):
@@ -61,7 +66,7 @@ def test_a_parameter_without_part_in_the_loss_has_zero_gradient_and_steps_do_not
 def test_a_parameter_used_twice_is_ready_once() -> None:
     """Tied embeddings: both uses add up in the gradient."""
     weight = nn.Parameter(torch.ones(2))
-    reducer = GradientReducer([weight], Axis("data"))
+    reducer = new_reducer([weight])
     reducer.begin(2)
     for last in (False, True):
         reducer.microbatch(last=last)
@@ -71,7 +76,7 @@ def test_a_parameter_used_twice_is_ready_once() -> None:
 
 def test_buckets_cover_every_parameter_once_in_reverse_order() -> None:
     parameters = [nn.Parameter(torch.ones(n)) for n in (5, 1, 7, 3, 2)]
-    reducer = GradientReducer(parameters, Axis("data"), bucket_bytes=16)
+    reducer = new_reducer(parameters, bucket_bytes=16)
     members = [bucket.members for bucket in reducer._buckets]
     assert [index for bucket in members for index in bucket] == [4, 3, 2, 1, 0]
     assert len(members) > 1

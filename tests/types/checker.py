@@ -195,8 +195,9 @@ def check_segments(mesh: Mesh, model: Decoder, x: Tensor, context: Context) -> N
     """Run a layer segment by segment and assert the layout that each segment names."""
     between = "sequence" if context.sequence_parallel else "replicated"
     state: tuple[Tensor | None, ...] = (x, None)
-    for layer in (model.layers[0], model.layers[0]):
-        for segment in layer.segments(context):  # type: ignore[operator]
+    (only,) = model.decoder_layers()
+    for layer in (only, only):
+        for segment in layer.segments(context):
             state = segment.fn(*state)
             assert len(segment.out) == len(state)
             for tensor, layout in zip(state, segment.out, strict=True):
