@@ -37,6 +37,22 @@ class Batch:
         return int(byte_lengths[self.labels[self.labels != IGNORED]].sum())
 
 
+def padded(batch: Batch, multiple: int) -> Batch:
+    """Return `batch` with its rows filled up to a multiple of tokens; what is added is a document of its own, and does
+    not count."""
+    missing = -batch.tokens.shape[1] % multiple
+    if missing == 0:
+        return batch
+    documents = batch.documents or [[batch.tokens.shape[1]]] * batch.tokens.shape[0]
+    extra = batch.tokens.new_zeros((batch.tokens.shape[0], missing))
+    return Batch(
+        torch.cat((batch.tokens, extra), 1),
+        torch.cat((batch.labels, extra + IGNORED), 1),
+        torch.cat((batch.positions, torch.arange(missing).expand_as(extra)), 1),
+        [[*lengths, missing] for lengths in documents],
+    )
+
+
 class Samples(Protocol):
     """A source of samples by number."""
 
@@ -118,4 +134,4 @@ class Loader:
                 labels[row, -1] = IGNORED
 
 
-__all__ = ["IGNORED", "Batch", "Loader", "Samples"]
+__all__ = ["IGNORED", "Batch", "Loader", "Samples", "padded"]

@@ -11,6 +11,9 @@ always as `collectives.<name>(...)`, so that cost is visible there and a test ca
 | scatter_sequence | reduce-scatter | all-gather | leaving to a sequence-sharded activation |
 | split_sequence | slice | all-gather | replicated activation to sequence shards |
 | replicated_weight | identity | all-reduce | a replicated weight that each rank applies to another part of the data |
+| heads_to_sequence | all-to-all | all-to-all | this rank's part of the sequence, all heads -> the sequence, some heads |
+| sequence_to_heads | all-to-all | all-to-all | and back |
+| ring_shift | send to the next rank | none | keys and values that travel around a ring |
 | gather_last | all-gather | slice | full logits for sampling |
 | all_reduce_sum, all_reduce_max | all-reduce | none | statistics outside autograd |
 
@@ -218,6 +221,57 @@ class _Split(torch.autograd.Function):
         return rules.convert(x, _group(axis), src=I, dst=S(dim))
 
 
+class _HeadsToSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _to_sequence(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _to_heads(grad, ctx.axis), None
+
+    @staticmethod
+    def spmd_typecheck(*, x: Tensor, axis: Axis) -> Any:
+        from spmd_types import V, rules
+
+        return rules.all_to_all(x, _group(axis), src=V, dst=V)
+
+
+class _SequenceToHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _to_heads(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _to_sequence(grad, ctx.axis), None
+
+    @staticmethod
+    def spmd_typecheck(*, x: Tensor, axis: Axis) -> Any:
+        from spmd_types import V, rules
+
+        return rules.all_to_all(x, _group(axis), src=V, dst=V)
+
+
+def _exchange(parts: Tensor, axis: Axis) -> Tensor:
+    """[size, ..]: part i goes to rank i -> [size, ..]: part i comes from rank i."""
+    out = torch.empty_like(parts)
+    dist.all_to_all_single(out, parts, group=axis.group)
+    return out
+
+
+def _to_sequence(x: Tensor, axis: Axis) -> Tensor:
+    parts = x.unflatten(2, (axis.size, -1)).movedim(2, 0).contiguous()  # [size, b, s, n / size, d]
+    return _exchange(parts, axis).movedim(0, 1).flatten(1, 2)
+
+
+def _to_heads(x: Tensor, axis: Axis) -> Tensor:
+    parts = x.unflatten(1, (axis.size, -1)).movedim(1, 0).contiguous()  # [size, b, s / size, n, d]
+    return _exchange(parts, axis).movedim(0, 2).flatten(2, 3)
+
+
 def copy_to(x: Tensor, axis: Axis) -> Tensor:
     """Return `x` [..]; its gradient is summed over `axis`. For a replicated input of column-parallel layers."""
     return x if axis.size == 1 else _CopyTo.apply(x, axis)
@@ -252,6 +306,40 @@ def split_sequence(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
     return x if axis.size == 1 else _Split.apply(x, axis, dim)
 
 
+def heads_to_sequence(x: Tensor, axis: Axis) -> Tensor:
+    """[b, s, n, d] -> [b, size * s, n / size, d]: the ranks' parts of the sequence in order, this rank's heads."""
+    return x if axis.size == 1 else _HeadsToSequence.apply(x, axis)
+
+
+def sequence_to_heads(x: Tensor, axis: Axis) -> Tensor:
+    """[b, size * s, n, d] -> [b, s, size * n, d]: this rank's part of the sequence, all heads in order."""
+    return x if axis.size == 1 else _SequenceToHeads.apply(x, axis)
+
+
+@torch.no_grad()
+def ring_shift(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
+    """Start to send `x` to the next rank of the ring; the returned function waits and returns what the rank before sent.
+
+    `x` must not change before that. Outside autograd.
+    """
+    if axis.size == 1:
+        return lambda: x
+    group = _group(axis)
+    after = dist.get_global_rank(group, (axis.rank + 1) % axis.size)
+    before = dist.get_global_rank(group, (axis.rank - 1) % axis.size)
+    out, sent = torch.empty_like(x), x.contiguous()
+    works = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, sent, after, group), dist.P2POp(dist.irecv, out, before, group)]
+    )
+
+    def wait() -> Tensor:
+        for work in works:
+            work.wait()
+        return out
+
+    return wait
+
+
 @torch.no_grad()
 def gather_last(x: Tensor, axis: Axis) -> Tensor:
     """[.., v/size] -> [.., v], outside autograd (sampling)."""
@@ -280,8 +368,11 @@ __all__ = [
     "copy_to",
     "gather_last",
     "gather_sequence",
+    "heads_to_sequence",
     "reduce_from",
     "replicated_weight",
+    "ring_shift",
     "scatter_sequence",
+    "sequence_to_heads",
     "split_sequence",
 ]

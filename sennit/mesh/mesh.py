@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,10 @@ class Mesh:
         """Return the torch DeviceMesh over `names`; only in a job of several processes."""
         assert self.device_mesh is not None, "a job of one process has no device mesh"
         first, *others = names
-        return self.device_mesh[names] if others else self.device_mesh[first]
+        with warnings.catch_warnings():
+            # torch announces that flattened dimensions will have to be kept by hand; FSDP2 and DTensor need them sliced.
+            warnings.filterwarnings("ignore", message="Slicing a flattened dim")
+            return self.device_mesh[names] if others else self.device_mesh[first]
 
 
 def build_mesh(

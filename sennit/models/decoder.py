@@ -27,6 +27,7 @@ from sennit.nn import (
     regions,
 )
 from sennit.nn.parameter import local
+from sennit.ops.context_parallel import ContextShards
 from sennit.ops.documents import DocumentMask
 
 
@@ -104,21 +105,23 @@ class Decoder(nn.Module):
         caches: dict[int, LayerCache] | None = None,
         key_mask: Tensor | None = None,
         start: int = 0,
+        shards: ContextShards | None = None,
     ) -> Context:
         """Return what the layers share for a microbatch of `tokens` [b, s].
 
-        `positions` [b, s] are needed where they do not simply count from `start` (packed documents, padded prompts).
+        `positions` [b, s] are needed where they do not simply count from `start` (packed documents, padded prompts, a
+        part of the sequence: `shards`).
         """
         length = tokens.shape[1]
         if positions is None and start:
             positions = torch.arange(start, start + length, device=tokens.device).expand_as(tokens)
-        longest = start + length
+        longest = start + length if shards is None else shards.length
         if caches is not None:
             longest = max(longest, *(cache.k.shape[1] for cache in caches.values()))
         cos, sin = self._rope(longest, device=tokens.device, dtype=dtype, positions=positions)
         if positions is None:
             cos, sin = cos[:length], sin[:length]
-        return Context(cos, sin, documents, sequence_parallel, dropout, caches, key_mask)
+        return Context(cos, sin, documents, sequence_parallel, dropout, caches, key_mask, shards)
 
     def forward(
         self,

@@ -13,6 +13,7 @@ from sennit.nn.config import DecoderConfig
 from sennit.nn.dropout import DropoutKey
 from sennit.nn.linear import ColumnLinear, ReplicatedHeadsLinear, RowLinear, project
 from sennit.nn.norm import RMSNorm
+from sennit.ops.context_parallel import ContextShards, context_attention
 from sennit.ops.documents import DocumentMask
 
 
@@ -38,6 +39,7 @@ class Context:
     """What a microbatch's layers share: rotary tables, document boundaries, dropout key, generation caches.
 
     `cos`, `sin`: [s, d/2] or [b, s, d/2]. `sequence_parallel`: activations between layers are split over tp.
+    `shards`: which tokens this and the other context-parallel ranks hold; s is then this rank's part.
     `key_mask`: [b, keys] bool, False for padding on the left of shorter prompts (generation only).
     """
 
@@ -48,6 +50,7 @@ class Context:
     dropout: DropoutKey | None = None
     caches: dict[int, LayerCache] | None = None
     key_mask: Tensor | None = None
+    shards: ContextShards | None = None
 
 
 class Attention(nn.Module):
@@ -82,7 +85,10 @@ class Attention(nn.Module):
         q, k, v = (y.unflatten(-1, (-1, d)) for y in project(x, self.wq, self.wk, self.wv))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if context.caches is None:
+        if context.shards is not None:
+            q, k = ops.apply_rope(q, context.cos, context.sin), ops.apply_rope(k, context.cos, context.sin)
+            out = context_attention(q, k, v, context.shards, window=self.window)
+        elif context.caches is None:
             out = ops.rope_attention(
                 q, k, v, context.cos, context.sin, documents=context.documents, window=self.window
             )

@@ -8,7 +8,7 @@ again without saved random state, and every layout trains the same model.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,10 +18,19 @@ from sennit.mesh import Axis
 
 @dataclass(frozen=True, slots=True)
 class DropoutKey:
-    """Names the samples of a microbatch: the run's seed and each row's global sample number."""
+    """Names the samples of a microbatch: the run's seed and each row's global sample number.
+
+    `index` [b, s]: the positions that this rank holds of rows of `length` tokens, where it does not hold them all.
+    """
 
     seed: int
     samples: tuple[int, ...]
+    index: Tensor | None = None
+    length: int = 0
+
+    def of_positions(self, index: Tensor, length: int) -> DropoutKey:
+        """Return the key for a rank that holds the positions `index` [b, s] of rows of `length` tokens."""
+        return replace(self, index=index, length=length)
 
 
 def dropout_mask(key: DropoutKey, site: str, shape: torch.Size, probability: float, axis: Axis, *, sharded: bool) -> Tensor:
@@ -34,10 +43,13 @@ def dropout_mask(key: DropoutKey, site: str, shape: torch.Size, probability: flo
     start = length * axis.rank if sharded else 0
     generator = torch.Generator()
     rows = []
-    for sample in key.samples:
+    for row, sample in enumerate(key.samples):
         digest = hashlib.blake2b(f"{key.seed}/{sample}/{site}".encode(), digest_size=7).digest()
         generator.manual_seed(int.from_bytes(digest, "little"))
-        rows.append(torch.rand((full, width), generator=generator)[start : start + length] >= probability)
+        values = torch.rand((key.length or full, width), generator=generator)
+        if key.index is not None:
+            values = values[key.index[row].cpu()]
+        rows.append(values[start : start + length] >= probability)
     return torch.stack(rows)
 
 

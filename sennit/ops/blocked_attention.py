@@ -43,11 +43,29 @@ def block_rows(matrices: int, keys: int) -> int:
 class Blocks:
     """Which keys each block of query rows reads.
 
-    `first`, `last`: the visible keys [first, last) of each query, int32 [b or 1, queries].
+    `first`, `last`: the visible keys [first, last) of each query, int32 [b or 1, queries]; an empty range sees none.
+    `repeat`: query heads of a kv head. `spans`: (first query, past the last, first key, past the last) of each block
+    in which anything is visible.
     """
 
-    def __init__(
-        self,
+    def __init__(self, first: Tensor, last: Tensor, *, batch: int, groups: int, keys: int, repeat: int) -> None:
+        self.first, self.last, self.repeat, self.batch = first, last, repeat, batch
+        queries = first.shape[1]
+        size = max(block_rows(batch * groups, keys) // repeat, 1)
+        seen = first < last
+        lowest = torch.where(seen, first, keys).amin(0)
+        highest = torch.where(seen, last, 0).amax(0)
+        self.all_see = bool(seen.all())
+        self.spans = []
+        for start in range(0, queries, size):
+            stop = min(start + size, queries)
+            low, high = int(lowest[start:stop].min()), int(highest[start:stop].max())
+            if low < high:
+                self.spans.append((start, stop, low, high))
+
+    @classmethod
+    def of(
+        cls,
         batch: int,
         groups: int,
         queries: int,
@@ -56,27 +74,19 @@ class Blocks:
         causal: bool,
         documents: DocumentMask | None,
         window: int,
-    ) -> None:
+    ) -> Blocks:
+        """Return the blocks of queries that stand at the last of the keys, with the usual masks."""
         position = torch.arange(keys - queries, keys, dtype=torch.int32)[None]
         last = position + 1 if causal else torch.full_like(position, keys)
         first = torch.zeros_like(position)
         if window:
             first = (position - (window - 1)).clamp_(min=0)
         if documents is not None:
-            starts = documents.starts[:, -queries:]
-            first = torch.maximum(first, starts)
+            first = torch.maximum(first, documents.starts[:, -queries:])
             if not causal:
                 raise ValueError("documents need causal attention")
-        self.first = first.expand(first.shape[0], queries)
-        self.last = last.expand(first.shape[0], queries)
-        self.repeat = repeat
-        self.batch = batch
-        size = max(block_rows(batch * groups, keys) // repeat, 1)
-        lowest = first.amin(0)
-        self.spans = [
-            (start, min(start + size, queries), int(lowest[start]), int(last[0, min(start + size, queries) - 1]))
-            for start in range(0, queries, size)
-        ]
+        last = last.expand(first.shape[0], queries)
+        return cls(first, last, batch=batch, groups=groups, keys=keys, repeat=repeat)
 
     def bounds(self, start: int, stop: int, low: int) -> tuple[Tensor, Tensor]:
         """Visible range of each row of queries [start, stop), relative to key `low`: int32 [b or 1, rows]."""
@@ -85,20 +95,68 @@ class Blocks:
         return first, last
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float) -> tuple[Tensor, Tensor]:
+    """Return (softmax(q k^T * scale) v, log-sum-exp): rows q [B, s * r, d], k, v [B, keys, d], B = b * g -> [B, s * r, d]
+    and [B, s * r]. A query that sees nothing has log-sum-exp -inf and an undefined, finite result."""
+    out = torch.empty_like(q) if blocks.all_see else torch.zeros_like(q)
+    lse = q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
+    if not blocks.all_see:
+        lse.fill_(float("-inf"))
+    r = blocks.repeat
+    for start, stop, low, high in blocks.spans:
+        rows = slice(start * r, stop * r)
+        first, last = blocks.bounds(start, stop, low)
+        p = torch.bmm(q[:, rows], k[:, low:high].mT)
+        if blocks.all_see:
+            kernels.softmax_(p, lse[:, rows], first, last, scale)
+        else:
+            # Softmax is not defined over nothing: such rows look at some key, and their result is dropped.
+            blind = first >= last
+            mine = lse.new_empty(p.shape[:2])
+            kernels.softmax_(p, mine, torch.where(blind, 0, first), torch.where(blind, 1, last), scale)
+            blind = blind.repeat_interleave(p.shape[0] // blind.shape[0], 0)
+            lse[:, rows] = mine.masked_fill_(blind.to(mine.device), float("-inf"))
+        out[:, rows] = torch.bmm(p, v[:, low:high])
+    return out, lse
+
+
+def attend_backward(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor, blocks: Blocks, scale: float, sums: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of q, k and v in rows; those of k and v in `sums`, None if nothing is visible.
+
+    `grad`: of the output. `lse`, `delta` [B, rows]: log-sum-exp and row sums of grad * output, over all keys there are.
+    """
+    dq = torch.empty_like(q) if blocks.all_see else torch.zeros_like(q)
+    dk = dv = None
+    r = blocks.repeat
+    # From the last block back: usually it sees every key, so that its products begin the sums.
+    for start, stop, low, high in reversed(blocks.spans):
+        rows, keys = slice(start * r, stop * r), slice(low, high)
+        dout, bounds = grad[:, rows], blocks.bounds(start, stop, low)
+        p = torch.bmm(q[:, rows], k[:, keys].mT)
+        kernels.exponentials_(p, lse[:, rows], *bounds, scale)
+        dv = _added(dv, torch.bmm(p.mT, dout), keys, like=v, dtype=sums)
+        ds = torch.bmm(dout, v[:, keys].mT)
+        kernels.softmax_backward_(ds, p, delta[:, rows], *bounds, scale)
+        dq[:, rows] = torch.bmm(ds, k[:, keys])
+        dk = _added(dk, torch.bmm(ds.mT, q[:, rows]), keys, like=k, dtype=sums)
+    return dq, dk, dv
+
+
+def delta_of(grad: Tensor, heads: Tensor, groups: int, like: Tensor) -> Tensor:
+    """Return the row sums of grad * heads, both [b, s, n, d], as rows [B, s * r] like the log-sum-exp."""
+    repeat = heads.shape[2] // groups
+    return kernels.row_dots(grad, heads).unflatten(-1, (groups, repeat)).transpose(1, 2).reshape(like.shape)
+
+
 class BlockedAttention(torch.autograd.Function):
     """softmax(q k^T * scale) v on rows: q [B, s * r, d], k, v [B, keys, d], B = b * g -> heads [b, s, n, d]."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float) -> Tensor:
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
-        r = blocks.repeat
-        for start, stop, low, high in blocks.spans:
-            rows = slice(start * r, stop * r)
-            p = torch.bmm(q[:, rows], k[:, low:high].mT)
-            kernels.softmax_(p, lse[:, rows], *blocks.bounds(start, stop, low), scale)
-            out[:, rows] = torch.bmm(p, v[:, low:high])
-        heads = kernels.rope_heads(out, None, None, blocks.batch, q.shape[1] // r)
+        out, lse = attend(q, k, v, blocks, scale)
+        heads = kernels.rope_heads(out, None, None, blocks.batch, q.shape[1] // blocks.repeat)
         ctx.blocks, ctx.scale = blocks, scale
         ctx.save_for_backward(q, k, v, heads, lse)  # the heads are what the next layer keeps too
         return heads
@@ -108,23 +166,11 @@ class BlockedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
         q, k, v, heads, lse = ctx.saved_tensors
         blocks: Blocks = ctx.blocks
-        r, groups = blocks.repeat, q.shape[0] // blocks.batch
+        groups = q.shape[0] // blocks.batch
         sums = lse.dtype if len(blocks.spans) > 1 else q.dtype
-        delta = kernels.row_dots(grad, heads).unflatten(-1, (groups, r)).transpose(1, 2).reshape(lse.shape)
-        grad = kernels.rope_rows(grad, None, None, groups)
-        dq = torch.empty_like(q)
-        dk = dv = None
-        # From the last block back: usually it sees every key, so that its products begin the sums.
-        for start, stop, low, high in reversed(blocks.spans):
-            rows, keys = slice(start * r, stop * r), slice(low, high)
-            dout, bounds = grad[:, rows], blocks.bounds(start, stop, low)
-            p = torch.bmm(q[:, rows], k[:, keys].mT)
-            kernels.exponentials_(p, lse[:, rows], *bounds, ctx.scale)
-            dv = _added(dv, torch.bmm(p.mT, dout), keys, like=v, dtype=sums)
-            ds = torch.bmm(dout, v[:, keys].mT)
-            kernels.softmax_backward_(ds, p, delta[:, rows], *bounds, ctx.scale)
-            dq[:, rows] = torch.bmm(ds, k[:, keys])
-            dk = _added(dk, torch.bmm(ds.mT, q[:, rows]), keys, like=k, dtype=sums)
+        delta = delta_of(grad, heads, groups, lse)
+        rows = kernels.rope_rows(grad, None, None, groups)
+        dq, dk, dv = attend_backward(q, k, v, rows, lse, delta, blocks, ctx.scale, sums)
         assert dk is not None and dv is not None
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
 
@@ -197,7 +243,7 @@ def _attend(
 ) -> Tensor:
     b, s, n, d = q.shape
     groups = k.shape[2]
-    blocks = Blocks(b, groups, s, k.shape[1], n // groups, causal, documents, window)
+    blocks = Blocks.of(b, groups, s, k.shape[1], n // groups, causal, documents, window)
     rows = (
         ToRows.apply(q, cos, sin, groups),
         ToRows.apply(k, cos, sin, groups),
@@ -206,4 +252,12 @@ def _attend(
     return BlockedAttention.apply(*rows, blocks, d**-0.5 if scale is None else scale)
 
 
-__all__ = ["BlockedAttention", "Blocks", "attention", "rope_attention"]
+__all__ = [
+    "BlockedAttention",
+    "Blocks",
+    "attend",
+    "attend_backward",
+    "attention",
+    "delta_of",
+    "rope_attention",
+]

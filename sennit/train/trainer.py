@@ -15,10 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sennit import ops
+from sennit.data.loader import padded
 from sennit.errors import SennitError
 from sennit.mesh import Mesh
 from sennit.models import DTYPES, Decoder, decoder_config
 from sennit.nn import DropoutKey
+from sennit.ops.context_parallel import ContextShards
 from sennit.ops.documents import DocumentMask
 from sennit.pipeline.plan import plan_pipeline
 from sennit.pipeline.stage import Microbatch
@@ -171,25 +173,42 @@ class Trainer:
 
     def _microbatch(self, batch: Batch, scale: float, dropout: DropoutKey | None = None) -> Microbatch:
         """Return what the model needs of `batch`; its loss is `scale` times the sum of the token losses."""
-        tokens = batch.tokens.to(self.torch_device)
-        tp = self.mesh.tp
-        documents = None if batch.documents is None else DocumentMask.from_lengths(batch.documents)
+        tp, shards, positions = self.mesh.tp, None, batch.positions
+        tokens, labels, documents = batch.tokens, batch.labels, None
+        if self.mesh.cp.size > 1:
+            batch = padded(batch, self._sequence_unit)
+            lengths = batch.documents or [[batch.tokens.shape[1]]] * batch.tokens.shape[0]
+            shards = ContextShards.of(lengths, cp=self.mesh.cp, ring=self.mesh.ring, ulysses=self.mesh.ulysses)
+            tokens, labels, positions = map(shards.take, (batch.tokens, batch.labels, batch.positions))
+            if dropout is not None:
+                dropout = dropout.of_positions(shards.index, shards.length)
+        elif batch.documents is not None:
+            documents = DocumentMask.from_lengths(batch.documents)
+        tokens = tokens.to(self.torch_device)
         sequence_parallel = self.recipe.parallel.sequence_parallel and tp.size > 1 and tokens.shape[1] % tp.size == 0
+        plain = documents is None and shards is None
         context = self.models[0].context(
             tokens,
             dtype=self.dtype,
-            positions=None if documents is None else batch.positions.to(self.torch_device),
+            positions=None if plain else positions.to(self.torch_device),
             documents=documents,
             sequence_parallel=sequence_parallel,
             dropout=dropout,
+            shards=shards,
         )
         return Microbatch(
             tokens,
-            batch.labels.to(self.torch_device),
+            labels.to(self.torch_device),
             context,
             self._loss_function(scale),
             tokens.shape[1] // tp.size if sequence_parallel else tokens.shape[1],
         )
+
+    @property
+    def _sequence_unit(self) -> int:
+        """What the length of a sequence must divide by to be spread over the context-parallel ranks."""
+        parallel, tp = self.recipe.parallel, self.mesh.tp.size
+        return self.mesh.cp.size * (tp if parallel.sequence_parallel else 1)
 
     def _loss_function(self, scale: float) -> Callable[..., Tensor]:
         train, training = self.recipe.train, self.models[0].training

@@ -91,6 +91,19 @@ LAYOUTS = {
         Layout("fsdp2-tp2", dp_shard=2, tp=2, sequence_parallel=False),
         Layout("fsdp2-tp2-sp", dp_shard=2, tp=2),
         Layout("hsdp2x2-tp2-sp", dp_replicate=2, dp_shard=2, tp=2),
+        Layout("cp2", cp=2),
+        Layout("cp2-ulysses", cp=2, cp_kind="ulysses"),
+        Layout("cp4", cp=4),
+        Layout("cp4-ulysses", cp=4, cp_kind="ulysses"),
+        Layout("cp4-both", cp=4, cp_kind="both"),
+        Layout("cp2-tp2-sp", cp=2, tp=2),
+        Layout("cp2-ulysses-tp2", cp=2, tp=2, cp_kind="ulysses", sequence_parallel=False),
+        Layout("cp2-dp2", cp=2, dp_replicate=2),
+        Layout("cp2-fsdp2", cp=2, dp_shard=2),
+        Layout("cp2-hsdp2x2", cp=2, dp_shard=2, dp_replicate=2),
+        Layout("pp2-cp2", pp=2, cp=2, schedule="zb-h1"),
+        Layout("pp2-fsdp2-cp2-tp2", pp=2, dp_shard=2, cp=2, tp=2, schedule="zb-v"),
+        Layout("pp2-cp2-tp2-dualpipe", pp=2, cp=2, tp=2, schedule="dualpipe"),
         Layout("pp2", pp=2),
         Layout("pp2-interleaved", pp=2, schedule="interleaved"),
         Layout("pp2-zb-v", pp=2, schedule="zb-v"),
@@ -322,6 +335,8 @@ def disagreement(trainer: Trainer) -> float:
         if axis.size == 1:
             continue
         copies = [local_data(slot.master).flatten() for slot in trainer.slots if not _split_over(slot.master, axis.name)]
+        if not copies:
+            continue
         mine = torch.cat(copies)
         everyone = [torch.empty_like(mine) for _ in range(axis.size)]
         dist.all_gather(everyone, mine, group=axis.group)

@@ -115,6 +115,17 @@ def test_more_memory_than_v_half_less_than_zb_v() -> None:
     assert full < excess(found, costs) < 0.8 * half
 
 
+@pytest.mark.parametrize(("placement", "limit"), [("v", 2.0), ("loop", 3.0)])
+def test_little_memory_does_not_mean_one_microbatch_at_a_time(placement: str, limit: float) -> None:
+    """Room that later virtual stages need is kept free, so that ranks with full memory do not wait for each other."""
+    costs = uniform(16, 0.5)
+    alone, found = (
+        adaptive(8, 16, costs, placement=placement, memory_limit=most, effort=0.1) for most in (1.0, limit)
+    )
+    verify(found, memory_limit=limit)
+    assert simulate(found, costs).makespan < 0.6 * simulate(alone, costs).makespan
+
+
 def test_same_question_same_answer() -> None:
     costs = uniform(8, 0.5, head=0.3)
     first, second = (adaptive(4, 6, costs, memory_limit=3.0, effort=0.1) for _ in range(2))
