@@ -28,6 +28,7 @@ class Command:
 
 COMMANDS = {
     "train": Command("sennit.cli.train", "train", "Train a recipe, on this machine or as a rank of a larger job."),
+    "schedule": Command("sennit.cli.schedule", "schedule", "Prove, time and draw a pipeline schedule."),
     "generate": Command("sennit.cli.generate", "generate", "Continue text with a trained model."),
     "export": Command("sennit.cli.export", "export", "Write a checkpoint as a Hugging Face model."),
     "import": Command("sennit.cli.import_", "import_", "Write a recipe that trains a Hugging Face model."),

@@ -135,6 +135,7 @@ class RingAttention(torch.autograd.Function):
                 part, dk, dv = attend_backward(
                     rows, held[0], held[1], dout, lse, delta, blocks, ctx.scale, lse.dtype
                 )
+                assert dk is not None and dv is not None
                 dq += part
                 dkv[0] += dk
                 dkv[1] += dv
