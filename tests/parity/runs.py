@@ -104,6 +104,7 @@ LAYOUTS = {
         Layout("pp2-cp2", pp=2, cp=2, schedule="zb-h1"),
         Layout("pp2-fsdp2-cp2-tp2", pp=2, dp_shard=2, cp=2, tp=2, schedule="zb-v"),
         Layout("pp2-cp2-tp2-dualpipe", pp=2, cp=2, tp=2, schedule="dualpipe"),
+        Layout("pp2-tp2-overlap", pp=2, tp=2, schedule="dualpipev", options=(("parallel.overlap", "true"),)),
         Layout("pp2", pp=2),
         Layout("pp2-interleaved", pp=2, schedule="interleaved"),
         Layout("pp2-zb-v", pp=2, schedule="zb-v"),
