@@ -125,7 +125,8 @@ def _costs(path: Path | None, made: Schedule | None, ranks: int, virtual_stages:
     stages = made.num_stages if made is not None else ranks * max(virtual_stages, 2)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        lists = [tuple(float(x) for x in document[field]) for field in COST_FIELDS]
+        forward, input_, weight = (tuple(float(x) for x in document[field]) for field in COST_FIELDS)
+        lists = (forward, input_, weight)
         extra = {key: tuple(map(float, document[key])) for key in ("comm_forward", "comm_backward") if key in document}
         send = float(document.get("send", 0.0))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -139,7 +140,7 @@ def _costs(path: Path | None, made: Schedule | None, ranks: int, virtual_stages:
             f"{path} has lists of {wrong} numbers or negative ones, but the schedule has {stages} virtual stages: give "
             f"{stages} times, none negative, in each list."
         )
-    return Costs(*lists, send, **extra)
+    return Costs(forward, input_, weight, send, **extra)
 
 
 def _adapted(
@@ -175,7 +176,7 @@ def _formula(
     found = expected(
         name, made.num_ranks, made.num_microbatches, v, forward=forward, input=input_, weight=weight, fused=pairs
     )
-    return {"excess": found.excess, "peak": found.peak_activations, "parameters": found.parameters}
+    return None if found is None else {"excess": found.excess, "peak": found.peak_activations, "parameters": found.parameters}
 
 
 def _write(
@@ -211,10 +212,10 @@ def _print(document: dict[str, Any]) -> None:
     table.add_column("simulated", justify="right")
     table.add_column("formula", justify="right")
     excess = document["makespan"] - document["ideal"]
-    known = formula is not None and formula["excess"] is not None
-    table.add_row("makespan", f"{document['makespan']:g}", f"{document['ideal'] + formula['excess']:g}" if known else "")
+    known = None if formula is None else formula["excess"]
+    table.add_row("makespan", f"{document['makespan']:g}", "" if known is None else f"{document['ideal'] + known:g}")
     table.add_row("ideal (no waiting)", f"{document['ideal']:g}", "")
-    table.add_row("excess", f"{excess:g}", f"{formula['excess']:g}" if known else "")
+    table.add_row("excess", f"{excess:g}", "" if known is None else f"{known:g}")
     table.add_row("bubble", f"{100 * document['bubble']:.1f} %", "")
     peak = max(document["peak_activations"])
     table.add_row("activations, most (L/p x mb)", f"{peak:g}", f"{formula['peak']:g}" if formula else "")

@@ -147,7 +147,14 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def spmd_typecheck(*, q: Tensor, k: Tensor, v: Tensor, ranges: Any, axis: Axis, scale: float) -> Any:
-        """Every rank has other queries and keys, and gets complete gradients of its own: V on the ring."""
+        """Every rank has other queries and keys, and gets complete gradients of its own: all alike, V on the ring."""
+        from spmd_types import rules
+
+        for bounds in ranges:
+            for bound in bounds:
+                rules.ignore(bound)
+        for x in (k, v):
+            rules.assert_type(x, rules.get_local_type(q), rules.get_partition_spec(q))
         return q
 
 

@@ -94,6 +94,34 @@ def gradient_copies(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     return own_copies(grad, ctx.axis, ctx.dim), None, None
 
 
+def sequence_of(x: Tensor, axis: Axis) -> Tensor:
+    """The shape of heads_to_sequence, with this rank's tokens only."""
+    return torch.cat([x.chunk(axis.size, 2)[axis.rank]] * axis.size, 1)
+
+
+def heads_of(x: Tensor, axis: Axis) -> Tensor:
+    """The shape of sequence_to_heads, with this rank's heads only."""
+    return torch.cat([x.chunk(axis.size, 1)[axis.rank]] * axis.size, 2)
+
+
+def own_sequence_of_heads(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+    ctx.axis = axis
+    return sequence_of(x, axis)
+
+
+def own_heads_of_sequence(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+    ctx.axis = axis
+    return heads_of(x, axis)
+
+
+def gradient_of_own_heads(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return heads_of(grad, ctx.axis), None
+
+
+def gradient_of_own_sequence(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    return sequence_of(grad, ctx.axis), None
+
+
 def own_rows(self: ReplicatedHeadsLinear, weight: Tensor) -> Tensor:
     return local(weight).narrow(0, self._start, self._head_size)
 
@@ -159,6 +187,8 @@ dp2 = layout_equals_one_process(Case("dp2"))
 qwen3_tp2 = layout_equals_one_process(Case("tp2", "qwen3"))
 kv_heads = layout_equals_one_process(Case("tp2", options=(("model.num_kv_heads", "1"),)))
 hsdp = layout_equals_one_process(Case("hsdp2x2"))
+cp2 = layout_equals_one_process(Case("cp2"))
+cp2_ulysses = layout_equals_one_process(Case("cp2-ulysses"))
 pp2 = layout_equals_one_process(Case("pp2"))
 pp2_tied = layout_equals_one_process(Case("pp2", "llama-tied"))
 pp2_dualpipe = layout_equals_one_process(Case("pp2-dualpipe"))
@@ -185,6 +215,25 @@ MUTANTS: dict[str, Mutant] = {
         "replicated_weight", set_to(RMSNorm, "_weight", lambda self, *, partial: local(self.weight)), qwen3_tp2
     ),
     "replicated_weight of kv heads": Mutant("replicated_weight", set_to(ReplicatedHeadsLinear, "_rows", own_rows), kv_heads),
+    "heads_to_sequence forward": Mutant(
+        "heads_to_sequence", forward(collectives._HeadsToSequence, own_sequence_of_heads), cp2_ulysses
+    ),
+    "heads_to_sequence backward": Mutant(
+        "heads_to_sequence", backward(collectives._HeadsToSequence, gradient_of_own_heads), cp2_ulysses
+    ),
+    "sequence_to_heads forward": Mutant(
+        "sequence_to_heads", forward(collectives._SequenceToHeads, own_heads_of_sequence), cp2_ulysses
+    ),
+    "sequence_to_heads backward": Mutant(
+        "sequence_to_heads", backward(collectives._SequenceToHeads, gradient_of_own_sequence), cp2_ulysses
+    ),
+    "ring_shift": Mutant("ring_shift", set_to(collectives, "ring_shift", lambda x, axis: lambda: x), cp2),
+    "exchange of an all-to-all": Mutant("_exchange", set_to(collectives, "_exchange", lambda parts, axis: parts), cp2_ulysses),
+    "sum of gradients over context-parallel ranks": Mutant(
+        "reduce_gradients",
+        set_to(sennit.train.gradients, "reduce_gradients", lambda buffer, axis: SimpleNamespace(wait=lambda: None)),
+        cp2,
+    ),
     "gather_last": Mutant(
         "gather_last", set_to(collectives, "gather_last", lambda x, axis: own_copies(x, axis, -1)), outside_autograd
     ),

@@ -47,10 +47,10 @@ def inputs(lengths: list[list[int]], kv_heads: int) -> list[Tensor]:
 
 def expected(lengths: list[list[int]], kv_heads: int, window: int) -> list[Tensor]:
     """Return output and gradients of the reference in one process."""
-    *qkv, grad = inputs(lengths, kv_heads)
-    qkv = [x.requires_grad_() for x in qkv]
+    q, k, v, grad = inputs(lengths, kv_heads)
+    qkv = [x.requires_grad_() for x in (q, k, v)]
     with ops.force({"attention": "reference"}):
-        out = ops.attention(*qkv, documents=DocumentMask.from_lengths(lengths), window=window)
+        out = ops.attention(q, k, v, documents=DocumentMask.from_lengths(lengths), window=window)
     return [out.detach(), *torch.autograd.grad(out, qkv, grad)]
 
 
@@ -63,9 +63,9 @@ def errors(layout: Layout, name: str, kv_heads: int, window: int, wanted: list[T
     def mine(x: Tensor) -> Tensor:
         return torch.stack([row[index] for row, index in zip(x, shards.index, strict=True)])
 
-    *qkv, grad = map(mine, inputs(lengths, kv_heads))
-    qkv = [x.requires_grad_() for x in qkv]
-    out = context_attention(*qkv, shards, window=window)
+    q, k, v, grad = map(mine, inputs(lengths, kv_heads))
+    qkv = [x.requires_grad_() for x in (q, k, v)]
+    out = context_attention(q, k, v, shards, window=window)
     found = [out.detach(), *torch.autograd.grad(out, qkv, grad)]
     worst = [float((a - mine(b)).abs().max()) for a, b in zip(found, wanted, strict=True)]
     return max(error if error == error else float("inf") for error in worst)

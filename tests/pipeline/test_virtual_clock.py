@@ -50,9 +50,11 @@ def jobs_of(p: int) -> dict[str, Job]:
                 continue
             schedule = unfuse(make(name, p, m))
             draw = random.Random(f"{name}{p}{m}")
-            times = [tuple(draw.randint(1, 16) / 8 for _ in range(schedule.num_stages)) for _ in range(3)]
+            forward, input_, weight = (
+                tuple(draw.randint(1, 16) / 8 for _ in range(schedule.num_stages)) for _ in range(3)
+            )
             jobs[f"{name}-m{m}"] = (schedule, Costs.uniform(schedule))
-            jobs[f"{name}-m{m}-drawn"] = (schedule, Costs(*times))
+            jobs[f"{name}-m{m}-drawn"] = (schedule, Costs(forward, input_, weight))
     uneven = Costs((1.0,) * (2 * p), (1.25,) * (2 * p), (0.75,) * (2 * p - 1) + (1.5,))
     jobs["adaptive"] = (adaptive(p, 8, uneven, effort=0.1), uneven)
     return jobs

@@ -10,6 +10,7 @@ Three functions are opaque to the checker and get their type here: the embedding
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ from sennit.models import Decoder
 from sennit.models.build import shard_parameters
 from sennit.nn import Context, DecoderConfig, ReplicatedHeadsLinear, VocabEmbedding
 from sennit.nn import parameter as parameters
+from sennit.ops.context_parallel import ContextShards
 
 BATCH, LENGTH, HIDDEN = 2, 16, 16
 
@@ -66,9 +68,7 @@ FAMILIES = {
 @contextmanager
 def fake_mesh(**sizes: Any) -> Iterator[Mesh]:
     """Yield the mesh of rank 0 in a job of as many ranks as the product of `sizes`, none of which exist."""
-    world = 1
-    for size in sizes.values():
-        world *= size
+    world = math.prod(size for name, size in sizes.items() if name != "ulysses")
     dist.init_process_group(backend="fake", rank=0, world_size=world, store=FakeStore())
     try:
         yield build_mesh(**sizes)
@@ -81,7 +81,8 @@ def _tp(mesh: Mesh) -> Any:
 
 
 def data_groups(mesh: Mesh) -> tuple[Any, ...]:
-    return tuple(axis.group for axis in (mesh.dp_replicate, mesh.dp_shard) if axis.size > 1)
+    """Return the groups over which ranks have other tokens: data ranks and context-parallel ranks."""
+    return tuple(axis.group for axis in (mesh.dp_replicate, mesh.dp_shard, mesh.cp) if axis.size > 1)
 
 
 def layout_type(mesh: Mesh, layout: str) -> dict[Any, Any]:
@@ -107,7 +108,7 @@ def checking(mesh: Mesh) -> Iterator[None]:
         yield
 
 
-REFERENCE_OPS = ("rms_norm", "add_rms_norm", "swiglu", "rope_attention", "linear", "linears", "swiglu_linear")
+REFERENCE_OPS = ("apply_rope", "rms_norm", "add_rms_norm", "swiglu", "rope_attention", "linear", "linears", "swiglu_linear")
 
 
 def _type_parameters(patch: pytest.MonkeyPatch, mesh: Mesh) -> None:
@@ -180,9 +181,21 @@ def new_model(mesh: Mesh, config: DecoderConfig, *, fsdp: bool) -> Decoder:
 def new_inputs(mesh: Mesh, model: Decoder, *, sequence_parallel: bool) -> tuple[Tensor, Tensor, Context]:
     """Return typed (tokens [b, s], residual stream [b, s, h], context)."""
     with spmd.no_typecheck():
-        tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
-        context = model.context(tokens, dtype=torch.float32, sequence_parallel=sequence_parallel)
-        length = LENGTH // mesh.tp.size if sequence_parallel else LENGTH
+        shards, whole = None, LENGTH // mesh.cp.size
+        if mesh.cp.size > 1:
+            whole = 2 * mesh.tp.size
+            lengths = [[whole * mesh.cp.size]] * BATCH
+            shards = ContextShards.of(lengths, cp=mesh.cp, ring=mesh.ring, ulysses=mesh.ulysses)
+            shards.ranges(model.config.sliding_window)  # made once; positions are no activations
+        tokens = torch.zeros(BATCH, whole, dtype=torch.int64)
+        context = model.context(
+            tokens,
+            dtype=torch.float32,
+            positions=None if shards is None else shards.index,
+            sequence_parallel=sequence_parallel,
+            shards=shards,
+        )
+        length = whole // mesh.tp.size if sequence_parallel else whole
         x = torch.randn(BATCH, length, HIDDEN, requires_grad=True)
     spmd.assert_type(context.cos, spmd.R)
     spmd.assert_type(context.sin, spmd.R)
