@@ -79,7 +79,8 @@ class Executor:
 
     `stages`: this rank's virtual stages. `action(op)` does what ACTIONS of the schedule ask for. `overlap`: run the two
     operations of a pair segment by segment, each side's communication beside the other's computation; without it they
-    run one after the other. `record`: keep the start and end of each item (`events`, seconds from the step's start).
+    run one after the other. `record`: keep the start (after the wait for its inputs) and the end of each item in `events`,
+    seconds from the step's start.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Executor:
         self.schedule, self.rank, self.stages = schedule, rank, dict(stages)
         self.window, self.overlap, self.record = window, overlap, False
         self.events: list[Event] = []
+        self._waited = 0.0
         self._channels, self._device = channels, device
         self._action, self._synchronize = action, synchronize
         self._order = schedule.order[rank]
@@ -149,11 +151,11 @@ class Executor:
         )
 
     def _run_recorded(self, item: Item, begin: float) -> None:
-        start = time.perf_counter() - begin
+        start, self._waited = time.perf_counter() - begin, 0.0
         self._run(item)
         if self._synchronize is not None:
             self._synchronize()
-        self.events.append(Event(start, time.perf_counter() - begin, item))
+        self.events.append(Event(start + self._waited, time.perf_counter() - begin, item))
 
     def _run(self, item: Item) -> None:
         if isinstance(item, Pair):
@@ -278,8 +280,11 @@ class Executor:
         if message in self._here:
             return self._here.pop(message), []
         buffers, works, source = self._posted.pop(message)
+        begin = time.perf_counter() if self.record else 0.0
         for work in works:
             work.wait()
+        if self.record:
+            self._waited += time.perf_counter() - begin
         self._waiting[source] -= 1
         self._post(source)
         return tuple(buffers), buffers

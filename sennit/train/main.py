@@ -277,14 +277,17 @@ def train_loop(
 ) -> None:
     """Run the remaining steps with logging, evaluation, checkpoints and, on request, a profile."""
     from sennit.train.profiling import StepProfiler
+    from sennit.train.timeline import StepTimeline
 
     recipe = trainer.recipe
     profiler = StepProfiler(recipe.log.profile_steps, run_dir, job.rank)
+    timelines = StepTimeline(trainer, run_dir, log)
     every_save, every_eval = recipe.checkpoint.every, recipe.train.eval_every
     while trainer.step < recipe.train.steps:
         with profiler.step(trainer.step):
             record = trainer.train_step()
         done = trainer.step
+        timelines.after_step(done)
         fields = totals.add(record, done)
         shown = {**fields, "eta_seconds": totals.eta_seconds(done, recipe.train.steps)}
         if done % recipe.log.every == 0 or done == recipe.train.steps:
