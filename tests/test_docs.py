@@ -51,7 +51,7 @@ def check_training(words: list[str]) -> None:
     recipe = load_recipe(name, arguments.overrides)
     p = recipe.parallel
     if ranks == 1:
-        ranks = p.dp_replicate * max(p.dp_shard, 1) * p.tp
+        ranks = p.pp * p.dp_replicate * max(p.dp_shard, 1) * p.cp * p.tp
     check_run(recipe, ranks, fast_dtypes=())
 
 

@@ -10,6 +10,7 @@ from sennit.recipe import check_run, load_recipe, parse_recipe, preset_names, pr
 PUBLISHED = {
     "llama2-7b": 6_738_415_616,
     "llama3-8b": 8_030_261_248,
+    "llama3-8b-128k": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "mistral-7b": 7_241_732_096,
     "qwen2.5-7b": 7_615_616_512,
@@ -29,6 +30,7 @@ def test_preset_runs_on_one_rank_or_a_node(name: str) -> None:
     """A preset fits one rank, or eight; dp_shard is resolved so that the layout is whole."""
     recipe = load_recipe(name, {})
     world = 1 if name.endswith("tiny") or name == "llama-58m" else 8
+    world = max(world, recipe.parallel.pp * recipe.parallel.cp)
     resolved = check_run(recipe, world, fast_dtypes=("bf16",))
     p = resolved.parallel
     assert p.pp * p.dp_replicate * p.dp_shard * p.cp * p.tp == world
