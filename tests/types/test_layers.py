@@ -18,22 +18,23 @@ from tests.types.checker import (
     vocab_parallel_loss,
 )
 
+# Worlds larger than those of tests on real ranks: DTensor remembers meshes by their ranks, also fake ones.
 MESHES = {
     "tp8": dict(tp=8),
     "dp2-tp4": dict(dp_replicate=2, tp=4),
     "fsdp64": dict(dp_shard=64),
     "fsdp16-tp8": dict(dp_shard=16, tp=8),
     "hsdp2x4-tp8": dict(dp_replicate=2, dp_shard=4, tp=8),
-    "cp4": dict(cp=4),
-    "cp2-tp4": dict(cp=2, tp=4),
-    "dp2-cp4-ulysses-tp2": dict(dp_replicate=2, cp=4, ulysses=4, tp=2),
+    "dp8-cp4": dict(dp_replicate=8, cp=4),
+    "dp8-cp2-tp4": dict(dp_replicate=8, cp=2, tp=4),
+    "dp8-cp4-ulysses-tp2": dict(dp_replicate=8, cp=4, ulysses=4, tp=2),
     "hsdp16x16-tp8": dict(dp_replicate=16, dp_shard=16, tp=8),
 }
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "no-sp"])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("layout", ["tp8", "cp2-tp4", "dp2-cp4-ulysses-tp2", "hsdp16x16-tp8"])
+@pytest.mark.parametrize("layout", ["tp8", "dp8-cp2-tp4", "dp8-cp4-ulysses-tp2", "hsdp16x16-tp8"])
 def test_every_segment_has_the_layout_it_names(layout: str, family: str, sequence_parallel: bool) -> None:
     with fake_mesh(**MESHES[layout]) as mesh:
         model = new_model(mesh, FAMILIES[family], fsdp=False)

@@ -72,7 +72,7 @@ MISTAKES: dict[str, tuple[Any, str, Callable[..., Any], str, bool]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_layer_without_its_collective_is_refused(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, replacement, family, sequence_parallel = MISTAKES[mistake]
-    with fake_mesh(dp_shard=2, tp=2) as mesh:
+    with fake_mesh(dp_shard=16, tp=2) as mesh:
         model = new_model(mesh, FAMILIES[family], fsdp=False)
         with checking(mesh):
             _, x, context = new_inputs(mesh, model, sequence_parallel=sequence_parallel)
@@ -90,7 +90,7 @@ def test_embedding_and_head_need_their_collectives(
         "embed": {"scatter_sequence": sliced, "reduce_from": left_out},
         "final": {"gather_sequence": left_out, "copy_to": left_out},
     }
-    with fake_mesh(dp_shard=2, tp=2) as mesh:
+    with fake_mesh(dp_shard=16, tp=2) as mesh:
         model = new_model(mesh, FAMILIES["llama"], fsdp=False)
         real = getattr(model, method)
 
