@@ -37,22 +37,26 @@ class Channels:
 
     def __init__(self, wires: Iterable[tuple[int, int]], pipelines: Sequence[Sequence[int]]) -> None:
         me = dist.get_rank()
-        self._groups: dict[tuple[int, int], Any] = {}
+        # (group, the other's rank in it): its own methods, because the checks of dist.isend cost more than the send.
+        self._groups: dict[tuple[int, int], tuple[Any, int]] = {}
         self.ranks: list[int] = next(list(ranks) for ranks in pipelines if me in ranks)
         self.rank = self.ranks.index(me)
         for ranks in pipelines:
             for source, target in sorted(set(wires)):
-                group = dist.new_group(sorted((ranks[source], ranks[target])))
-                if me in (ranks[source], ranks[target]):
-                    self._groups[source, target] = group
+                members = sorted((ranks[source], ranks[target]))
+                group = dist.new_group(members)
+                if me in members:
+                    self._groups[source, target] = group, 1 - members.index(me)
 
     def send(self, tensor: Tensor, target: int) -> Any:
         """Start to send to pipeline rank `target`; `tensor` must live until the returned work is completed."""
-        return dist.isend(tensor, self.ranks[target], group=self._groups[self.rank, target])
+        group, peer = self._groups[self.rank, target]
+        return group.send([tensor], peer, 0)
 
     def receive(self, tensor: Tensor, source: int) -> Any:
         """Start to receive into `tensor` from pipeline rank `source`; returns the work to wait for."""
-        return dist.irecv(tensor, self.ranks[source], group=self._groups[source, self.rank])
+        group, peer = self._groups[source, self.rank]
+        return group.recv([tensor], peer, 0)
 
 
 class Outbox:
