@@ -8,6 +8,8 @@ import torch.distributed as dist
 from sennit.mesh import DIMENSIONS, Axis, Mesh, build_mesh
 from tests.ranks import fake_world, run_ranks
 
+pytestmark = pytest.mark.apart
+
 
 def check_axes() -> None:
     rank = dist.get_rank()

@@ -18,7 +18,8 @@ from tests.types.checker import (
     vocab_parallel_loss,
 )
 
-# Worlds larger than those of tests on real ranks: DTensor remembers meshes by their ranks, also fake ones.
+pytestmark = pytest.mark.apart
+
 MESHES = {
     "tp8": dict(tp=8),
     "dp2-tp4": dict(dp_replicate=2, tp=4),

@@ -21,6 +21,8 @@ from tests.types.checker import (
     vocab_parallel_loss,
 )
 
+pytestmark = pytest.mark.apart
+
 
 def left_out(x: Any, *_: Any, **__: Any) -> Any:
     return x
