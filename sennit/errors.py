@@ -25,8 +25,8 @@ class DeviceError(SennitError):
     """A device, dtype or backend that is unknown or absent."""
 
 
-class ScheduleError(SennitError):
-    """A pipeline schedule that breaks one of its rules."""
+class ScheduleError(ConfigError):
+    """A pipeline schedule that cannot run; the message names rank, position and operation."""
 
 
 __all__ = ["CheckpointError", "ConfigError", "DataError", "DeviceError", "ScheduleError", "SennitError"]

@@ -22,13 +22,9 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from sennit import errors
+from sennit.errors import ConfigError, ScheduleError
 from sennit.pipeline.schedule import ACTIONS, COMPUTE, Message, Op, Pair, Schedule, ops_of
 from sennit.pipeline.simulate import activation_curve
-
-
-class ScheduleError(errors.ConfigError, errors.ScheduleError):
-    """A schedule that cannot run; the message names rank, position and operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +78,7 @@ def verify(
     Raises ScheduleError for the schedule, ConfigError for the other arguments.
     """
     if window < 1:
-        raise errors.ConfigError(f"window={window}: a rank must post at least 1 receive ahead; use 1 or more.")
+        raise ConfigError(f"window={window}: a rank must post at least 1 receive ahead; use 1 or more.")
     _check_structure(schedule)
     _check_dataflow(schedule, _check_operations(schedule))
     _check_actions(schedule)
@@ -91,7 +87,7 @@ def verify(
     whole = (schedule.share,) * schedule.num_stages if activation is None else activation
     late = whole if after_input is None else after_input
     if len(whole) != schedule.num_stages or len(late) != schedule.num_stages:
-        raise errors.ConfigError(
+        raise ConfigError(
             f"activation has {len(whole)} and after_input {len(late)} entries; give one for each of the "
             f"{schedule.num_stages} virtual stages."
         )
@@ -430,4 +426,4 @@ def _peak_activations(
     return peaks
 
 
-__all__ = ["Proof", "ScheduleError", "required_window", "verify"]
+__all__ = ["Proof", "required_window", "verify"]

@@ -89,3 +89,25 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     assert {k: again[k] for k in ("loss_first", "loss_last", "bits_per_byte", "steps")} == {
         k: first[k] for k in ("loss_first", "loss_last", "bits_per_byte", "steps")
     }
+
+
+def test_a_run_moves_through_pipelines_with_the_same_losses(tmp_path: Path) -> None:
+    """DualPipeV on two ranks -> one rank -> ZB-V on two, sharded -> context parallel, against twelve steps on one rank."""
+    recipe = write_recipe(tmp_path)
+    fields = ["--model.num_layers", "4", "--train.micro_batch_size", "1"]
+    train(recipe, tmp_path / "one", *fields)
+    moving = tmp_path / "moving"
+    pipeline = ["--parallel.pp", "2", "--parallel.schedule"]
+    stages = [
+        ("3", ["--nproc", "2", *pipeline, "dualpipev"]),
+        ("5", []),
+        ("8", ["--nproc", "4", *pipeline, "zb-v", "--parallel.dp_shard", "2"]),
+        ("10", ["--nproc", "2", "--parallel.cp", "2"]),
+        ("12", ["--nproc", "2", *pipeline, "dualpipe"]),
+    ]
+    for steps, layout in stages:
+        train(recipe, moving, *fields, "--train.steps", steps, *layout)
+    expected, actual = losses(tmp_path / "one"), losses(moving)
+    assert expected.keys() == actual.keys()
+    for step, loss in expected.items():
+        assert actual[step] == pytest.approx(loss, rel=1e-6), f"step {step}"

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sennit.errors import ConfigError
+from sennit.errors import ConfigError, ScheduleError
 from sennit.pipeline.actions import with_reductions, with_sharding
 from sennit.pipeline.fixed import FIXED, dualpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from sennit.pipeline.schedule import Item, Message, Op, Pair, Schedule, chain, fuse, ops_of, unfuse
-from sennit.pipeline.verify import Proof, ScheduleError, required_window, verify
+from sennit.pipeline.verify import Proof, required_window, verify
 
 SCHEDULES = [
     FIXED["gpipe"](2, 3),
@@ -441,7 +441,3 @@ def test_bidirectional_pipelines_hold_two_copies() -> None:
 def test_actions_change_nothing_of_the_proof() -> None:
     schedule = FIXED["dualpipev"](3, 6)
     assert verify(with_sharding(with_reductions(schedule), keep=False)) == verify(schedule)
-
-
-def test_errors_are_errors_of_the_configuration() -> None:
-    assert issubclass(ScheduleError, ConfigError)
