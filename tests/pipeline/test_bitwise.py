@@ -55,7 +55,7 @@ SLOW = [run for run in SLOW if run not in FAST]
 def results(slow: bool, p: int) -> dict[Run, list[str]]:
     runs = [run for run in (SLOW if slow else FAST) if run.p == p]
     references = {run: reference(run) for run in runs}
-    return run_ranks(differences, p, runs, references, timeout=280)[0]
+    return run_ranks(differences, p, runs, references, timeout=3000 if slow else 280)[0]
 
 
 @pytest.mark.parametrize("run", FAST, ids=lambda run: run.id)
